@@ -1,0 +1,76 @@
+"""Plots of timings by size; needs matplotlib."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from common import Timing, format_bytes
+
+# The subject is the one saturated line; the references are told apart by grey level and dash, and by their labels.
+_SUBJECT: dict[str, Any] = {"color": "#c1272d", "linewidth": 2.2, "marker": "o", "zorder": 3}
+_PEERS = ("#1f4e79", "#3c8d5a", "#b8860b")
+_REFERENCES: dict[str, Any] = {"fake": {"linestyle": ":"}, "memcpy": {"linestyle": "--"}}
+
+
+def plot_by_size(
+    path: Path,
+    title: str,
+    timings: Sequence[Timing],
+    subject: str,
+    without_bandwidth: Sequence[str],
+) -> None:
+    """Writes latency (median, with a band up to p99) and bandwidth, both over the size, both axes logarithmic.
+
+    Args:
+        path: The image; its suffix gives the format.
+        title: One line above both panels.
+        timings: Every cell that was measured.
+        subject: The contender to stand out.
+        without_bandwidth: Contenders that move no data.
+    """
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, (latency, bandwidth) = pyplot.subplots(1, 2, figsize=(12, 5), layout="constrained")
+    figure.suptitle(title, fontsize=11)
+    peers = iter(_PEERS)
+    for contender in dict.fromkeys(timing.contender for timing in timings):
+        cells = sorted((t for t in timings if t.contender == contender), key=lambda t: t.size_bytes)
+        sizes = [t.size_bytes for t in cells]
+        medians = [t.median_us for t in cells]
+        if contender == subject:
+            style: dict[str, Any] = dict(_SUBJECT)
+        elif contender in _REFERENCES:
+            style = {"color": "#777777", "linewidth": 1.3, **_REFERENCES[contender]}
+        else:
+            style = {
+                "color": next(peers, "#444444"),
+                "linewidth": 1.6,
+                "marker": "s",
+                "markersize": 4,
+            }
+        latency.plot(sizes, medians, label=contender, **style)
+        if contender not in _REFERENCES:
+            p99s = [t.p99_us for t in cells]
+            latency.fill_between(sizes, medians, p99s, color=style["color"], alpha=0.12, linewidth=0)
+        if contender not in without_bandwidth:
+            bandwidth.plot(sizes, [t.algbw_gb_per_s for t in cells], label=contender, **style)
+
+    latency.set(title="Time of a call: median (shaded: up to p99)", ylabel="microseconds")
+    bandwidth.set(title="Bandwidth: tensor bytes / median time (algbw)", ylabel="GB/s")
+    ticks = sorted({timing.size_bytes for timing in timings})
+    for axes in (latency, bandwidth):
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log")
+        axes.set_xticks(ticks, [format_bytes(size) for size in ticks], fontsize=8, rotation=30)
+        axes.minorticks_off()
+        axes.set_xlabel("tensor size")
+        axes.grid(True, which="major", alpha=0.25)
+        axes.legend(frameon=False)
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, dpi=150)
+    pyplot.close(figure)

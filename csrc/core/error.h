@@ -1,0 +1,65 @@
+// What the engine throws. torch_backend translates these into c10's exceptions; nothing else does.
+#pragma once
+
+#include <sstream>
+#include <stdexcept>
+#include <string>
+
+namespace horon {
+
+// Base of everything the engine throws on purpose.
+class Error : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+// The ranks disagree about one call. Exactly that call fails, on every rank; the group stays usable.
+class MismatchError : public Error {
+ public:
+  using Error::Error;
+};
+
+// The caller asked for something impossible; nothing was sent.
+class UsageError : public Error {
+ public:
+  using Error::Error;
+};
+
+// The group can not go on: a deadline passed, a peer died or left, or somebody aborted.
+class GroupError : public Error {
+ public:
+  using Error::Error;
+};
+
+// A deadline passed. The group is unusable afterwards, because buffers may be in use.
+class TimeoutError : public GroupError {
+ public:
+  using GroupError::GroupError;
+};
+
+// A peer died or left while it was needed.
+class PeerLostError : public GroupError {
+ public:
+  using GroupError::GroupError;
+};
+
+// Joins its arguments into one string.
+template <typename... Args>
+std::string concat(const Args&... args) {
+  std::ostringstream out;
+  (out << ... << args);
+  return out.str();
+}
+
+// "memfd_create: Operation not permitted" for the errno given.
+std::string system_error_text(const char* call, int error_number);
+
+}  // namespace horon
+
+// Throws horon::Error with the message parts when `condition` is false.
+#define HORON_CHECK(condition, ...)                          \
+  do {                                                       \
+    if (!(condition)) {                                      \
+      throw ::horon::Error(::horon::concat(__VA_ARGS__));    \
+    }                                                        \
+  } while (false)

@@ -1,0 +1,200 @@
+#include "core/lane.h"
+
+#include <exception>
+
+#include "core/error.h"
+
+namespace horon {
+namespace {
+
+// A synchronous operation that had to queue: its caller waits until the progress thread has run it.
+class InlineTask final : public Task {
+ public:
+  explicit InlineTask(const std::function<void()>& operation) : operation_(operation) {}
+
+  void execute() noexcept override {
+    try {
+      operation_();
+    } catch (...) {
+      error_ = std::current_exception();
+    }
+  }
+  void fail(const std::string& reason) noexcept override {
+    error_ = std::make_exception_ptr(GroupError(reason));
+  }
+  void complete() noexcept override {
+    const std::lock_guard lock(mutex_);
+    done_ = true;
+    finished_.notify_all();
+  }
+
+  void wait_and_rethrow() {
+    std::unique_lock lock(mutex_);
+    finished_.wait(lock, [&] { return done_; });
+    if (error_) {
+      std::rethrow_exception(error_);
+    }
+  }
+
+ private:
+  const std::function<void()>& operation_;
+  std::exception_ptr error_;
+  std::mutex mutex_;
+  std::condition_variable finished_;
+  bool done_ = false;  // guarded by mutex_
+};
+
+constexpr const char* kClosedText =
+    "the process group was destroyed or aborted; it can not run operations any more";
+
+}  // namespace
+
+Lane::Lane() : fork_generation_(fork_generation()) {}
+
+Lane::~Lane() {
+  if (fork_generation_ != fork_generation()) {
+    progress_.detach();  // the thread exists only in the parent
+    return;
+  }
+  if (progress_.joinable()) {
+    // close() could not join: the last owner went away inside a callback on the thread itself.
+    progress_.detach();
+  }
+}
+
+void Lane::check_open() const {
+  if (is_closed_) {
+    throw GroupError(kClosedText);
+  }
+}
+
+void Lane::run(const std::function<void()>& operation) {
+  std::unique_lock lock(mutex_);
+  check_open();
+  if (on_progress_thread()) {
+    while (!queue_.empty()) {
+      run_next(lock);
+    }
+  }
+  if (queue_.empty() && !is_running_) {
+    is_running_ = true;
+    lock.unlock();
+    struct EndTurn {
+      Lane* lane;
+      ~EndTurn() {
+        const std::lock_guard lock(lane->mutex_);
+        lane->is_running_ = false;
+        lane->turn_ended_.notify_all();
+        if (!lane->queue_.empty()) {
+          lane->work_arrived_.notify_one();
+        }
+      }
+    } end_turn{this};
+    operation();
+    return;
+  }
+  auto task = std::make_shared<InlineTask>(operation);
+  queue_.push_back(task);
+  start_thread();
+  lock.unlock();
+  work_arrived_.notify_one();
+  task->wait_and_rethrow();
+}
+
+void Lane::submit(std::shared_ptr<Task> task) {
+  {
+    const std::lock_guard lock(mutex_);
+    check_open();
+    queue_.push_back(std::move(task));
+    start_thread();
+  }
+  work_arrived_.notify_one();
+}
+
+void Lane::start_thread() {
+  if (!progress_.joinable()) {
+    progress_ = std::thread([this] { progress_loop(); });
+    progress_id_ = progress_.get_id();
+  }
+}
+
+void Lane::run_next(std::unique_lock<std::mutex>& lock) {
+  turn_ended_.wait(lock, [&] { return !is_running_; });
+  if (queue_.empty()) {
+    return;
+  }
+  const std::shared_ptr<Task> task = std::move(queue_.front());
+  queue_.pop_front();
+  is_running_ = true;
+  lock.unlock();
+  task->execute();
+  lock.lock();
+  is_running_ = false;
+  turn_ended_.notify_all();
+  lock.unlock();
+  task->complete();
+  lock.lock();
+}
+
+void Lane::progress_loop() {
+  std::unique_lock lock(mutex_);
+  while (true) {
+    work_arrived_.wait(lock, [&] { return stop_thread_ || (!queue_.empty() && !is_running_); });
+    if (stop_thread_) {
+      return;
+    }
+    run_next(lock);
+  }
+}
+
+void Lane::help_until(const std::function<bool()>& is_done) {
+  std::unique_lock lock(mutex_);
+  if (!on_progress_thread()) {
+    return;
+  }
+  while (!queue_.empty()) {
+    run_next(lock);
+    lock.unlock();
+    const bool done = is_done();
+    lock.lock();
+    if (done) {
+      return;
+    }
+  }
+}
+
+void Lane::close(const Deadline& drain_until, const std::function<void()>& interrupt_running) {
+  std::unique_lock lock(mutex_);
+  is_closed_ = true;
+  const auto idle = [&] { return queue_.empty() && !is_running_; };
+  if (!on_progress_thread()) {
+    turn_ended_.wait_until(lock, drain_until.at(), idle);
+  }
+  std::deque<std::shared_ptr<Task>> left;
+  left.swap(queue_);
+  const bool still_running = is_running_;
+  lock.unlock();
+  if (still_running) {
+    interrupt_running();
+  }
+  for (const std::shared_ptr<Task>& task : left) {
+    task->fail(kClosedText);
+    task->complete();
+  }
+  lock.lock();
+  if (!on_progress_thread()) {
+    turn_ended_.wait(lock, [&] { return !is_running_; });
+  }
+  stop_thread_ = true;
+  if (!progress_.joinable() || on_progress_thread()) {
+    work_arrived_.notify_all();
+    return;
+  }
+  std::thread thread = std::move(progress_);
+  progress_id_ = {};
+  lock.unlock();
+  work_arrived_.notify_all();
+  thread.join();
+}
+
+}  // namespace horon

@@ -1,0 +1,11 @@
+// One line to stderr, for what a user must know and no exception can carry.
+#pragma once
+
+#include <string>
+
+namespace horon {
+
+// Writes "[horon] message" in a single write, so that ranks do not interleave.
+void log_warning(const std::string& message);
+
+}  // namespace horon

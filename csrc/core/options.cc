@@ -1,0 +1,61 @@
+#include "core/options.h"
+
+#include <charconv>
+#include <cstdlib>
+#include <cstring>
+
+#include "core/error.h"
+
+namespace horon {
+namespace {
+
+void read_bytes(const char* variable, std::size_t* value) {
+  const char* text = std::getenv(variable);
+  if (text == nullptr || *text == '\0') {
+    return;
+  }
+  const char* end = text + std::strlen(text);
+  std::size_t parsed = 0;
+  const auto [rest, error] = std::from_chars(text, end, parsed);
+  if (error != std::errc() || rest != end) {
+    throw UsageError(concat(variable, ": expected a number of bytes, got '", text, "'."));
+  }
+  *value = parsed;
+}
+
+void check_range(const char* what, std::size_t value, std::size_t low, std::size_t high) {
+  if (value < low || value > high || value % 64 != 0) {
+    throw UsageError(concat("option ", what, ": expected a multiple of 64 between ", low, " and ",
+                            high, " bytes, got ", value, "."));
+  }
+}
+
+}  // namespace
+
+Options Options::from_environment() {
+  Options options;
+  read_bytes("HORON_INLINE_BYTES", &options.inline_bytes);
+  read_bytes("HORON_BUFFER_BYTES", &options.buffer_bytes);
+  read_bytes("HORON_RING_BYTES", &options.ring_bytes);
+  read_bytes("HORON_EAGER_BYTES", &options.eager_bytes);
+  if (const char* host = std::getenv("HORON_HOST_ID")) {
+    options.host_id = host;
+  }
+  options.validate();
+  return options;
+}
+
+void Options::validate() const {
+  constexpr std::size_t kMaxBytes = std::size_t{1} << 30;
+  check_range("inline_bytes", inline_bytes, 0, kMaxBytes);
+  check_range("buffer_bytes", buffer_bytes, 4096, kMaxBytes);
+  check_range("ring_bytes", ring_bytes, 4096, kMaxBytes);
+  check_range("eager_bytes", eager_bytes, 0, ring_bytes / 4);
+}
+
+std::string Options::fingerprint() const {
+  return concat("inline=", inline_bytes, " buffer=", buffer_bytes, " ring=", ring_bytes,
+                " eager=", eager_bytes);
+}
+
+}  // namespace horon

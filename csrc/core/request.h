@@ -1,0 +1,58 @@
+// One collective as the engine sees it: what a rank brings, and where the result goes.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "core/dtype.h"
+#include "core/op_kind.h"
+#include "core/reduce_op.h"
+
+namespace horon {
+
+// A view of contiguous memory that somebody else owns.
+struct Span {
+  std::byte* data = nullptr;
+  std::size_t bytes = 0;
+};
+
+struct ConstSpan {
+  const std::byte* data = nullptr;
+  std::size_t bytes = 0;
+};
+
+// Ownership: a Request only points at tensors; whoever executes it keeps them alive.
+//
+// Which vectors are filled depends on pattern(kind); n is the number of ranks:
+//   kNone           nothing
+//   kReduceToAll    inputs[0], outputs[0]: `count` elements each (they may be the same memory)
+//   kReduceToRoot   inputs[0]; outputs[0] on the root
+//   kReduceScatter  inputs[d] for every destination d, outputs[0] for what this rank owns;
+//                   send_counts[d], recv_counts[s] in elements
+//   kExchange       inputs[d], outputs[s]: empty spans where nothing moves;
+//                   send_counts[d], recv_counts[s] in elements
+struct Request {
+  OpKind kind = OpKind::kBarrier;
+  DType dtype = DType::kFloat32;
+  ReduceOp op = ReduceOp::kSum;
+  // torch's own code of the element type. Compared too, since opaque types share one DType.
+  std::uint8_t type_code = 0;
+  std::size_t element_bytes = 1;
+  int root = 0;
+  std::uint64_t count = 0;  // elements of the tensor the caller named
+  double factor = 1.0;      // PREMUL_SUM only
+  // Digest of the shapes of the whole coalesced call, so that it fails before its first part runs.
+  std::uint64_t batch_digest = 0;
+  bool monitor_all_ranks = false;  // monitored_barrier(wait_all_ranks=True)
+  std::vector<ConstSpan> inputs;
+  std::vector<Span> outputs;
+  std::vector<std::uint64_t> send_counts;
+  std::vector<std::uint64_t> recv_counts;
+  // Not empty: this rank found its own arguments wrong. It still arrives, so that the others get an
+  // error that says so instead of waiting for a rank that will never come.
+  std::string refusal;
+};
+
+}  // namespace horon

@@ -1,0 +1,43 @@
+// Collectives between ranks that do not all share memory, over a carrier of bytes.
+//
+// Only bytes travel: the arithmetic is ours, in rank order, so results have the same bits on all ranks
+// and every dtype and reduce op works, whatever the carrier can add up. Reductions are reduce-scatter
+// plus all-gather, so a rank moves 2(n-1)/n of the tensor, like a ring. Pieces bound the memory.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/header.h"
+#include "core/transport.h"
+#include "cross/byte_transport.h"
+
+namespace horon {
+
+class CrossTransport final : public Transport {
+ public:
+  CrossTransport(std::shared_ptr<ByteTransport> bytes, int rank, int n_ranks);
+
+  void run(const Request& request, const WaitContext& context) override;
+  void abort(const std::string& reason) override;
+  void depart() override {}
+
+ private:
+  void run_steps(const Request& request, const WaitContext& context);
+  void arrive(const Request& request, const WaitContext& context);
+  void exchange(const Request& request, const WaitContext& context);
+  void reduce_pieces(const Request& request, const WaitContext& context);
+  void reduce_scatter(const Request& request, const WaitContext& context);
+  std::vector<double> factors() const;
+
+  const std::shared_ptr<ByteTransport> bytes_;  // shared: abort() comes from other threads
+  const int rank_;
+  const int n_ranks_;
+  std::uint64_t sequence_ = 0;
+  std::vector<std::byte> slots_;     // all ranks' headers of the running operation
+  std::vector<HeaderView> headers_;  // views into slots_
+  std::string ended_;                // not empty: why nothing runs any more
+};
+
+}  // namespace horon

@@ -1,0 +1,66 @@
+// ShmTransport: collectives that move bytes without reducing them.
+
+#include <algorithm>
+#include <cstring>
+
+#include "core/published_stream.h"
+#include "shm/shm_transport.h"
+
+namespace horon {
+namespace {
+
+// What this rank gives to itself needs no other rank.
+void copy_own_part(const Request& request, int rank) {
+  const ConstSpan& from = request.inputs[static_cast<std::size_t>(rank)];
+  const Span& to = request.outputs[static_cast<std::size_t>(rank)];
+  if (to.bytes > 0 && to.data != from.data) {
+    std::memmove(to.data, from.data, to.bytes);
+  }
+}
+
+}  // namespace
+
+void ShmTransport::exchange_inline(const Request& request) {
+  copy_own_part(request, rank_);
+  for (int offset = 1; offset < n_ranks_; ++offset) {
+    const int source = (rank_ + offset) % n_ranks_;
+    const StreamRange range = range_for(headers_, source, rank_);
+    if (range.bytes > 0) {
+      std::memcpy(request.outputs[static_cast<std::size_t>(source)].data,
+                  headers_[static_cast<std::size_t>(source)].inline_data + range.offset,
+                  range.bytes);
+    }
+  }
+}
+
+void ShmTransport::exchange(const Request& request, const WaitContext& context) {
+  const std::uint64_t piece_bytes = segment_->layout().buffer_bytes();
+  std::uint64_t longest = 0;
+  for (const HeaderView& view : headers_) {
+    longest = std::max(longest, view.header->published_bytes);
+  }
+  const std::vector<ConstSpan> pieces = stream_pieces(request, rank_, n_ranks_);
+  bool copied_own_part = false;
+  for (std::uint64_t begin = 0; begin < longest; begin += piece_bytes) {
+    copy_from_stream(pieces, begin, piece_bytes, segment_->buffer(rank_, parity_));
+    board_.finish_step();
+    if (!copied_own_part) {  // while the others get here
+      copy_own_part(request, rank_);
+      copied_own_part = true;
+    }
+    board_.await_all(context);
+    for (int offset = 1; offset < n_ranks_; ++offset) {
+      const int source = (rank_ + n_ranks_ - offset) % n_ranks_;
+      const StreamRange range = range_for(headers_, source, rank_);
+      const std::uint64_t from = std::max(range.offset, begin);
+      const std::uint64_t to = std::min(range.offset + range.bytes, begin + piece_bytes);
+      if (from < to) {
+        std::memcpy(request.outputs[static_cast<std::size_t>(source)].data + (from - range.offset),
+                    segment_->buffer(source, parity_) + (from - begin), to - from);
+      }
+    }
+    parity_ ^= 1;
+  }
+}
+
+}  // namespace horon

@@ -1,0 +1,412 @@
+#include "shm/p2p_engine.h"
+
+#include <algorithm>
+
+#include "core/error.h"
+#include "core/fork_guard.h"
+#include "core/log.h"
+#include "shm/futex.h"
+
+namespace horon {
+namespace {
+
+constexpr std::chrono::milliseconds kLookAround{50};
+
+std::exception_ptr size_mismatch(const P2pOp& op, std::uint64_t other_bytes) {
+  return std::make_exception_ptr(MismatchError(
+      concat(op.describe(), ": the ", op.is_send ? "receiver expects " : "sender sent ",
+             other_bytes, " bytes. Give both sides tensors of the same size and dtype. The message ",
+             "was dropped; the group can still be used.")));
+}
+
+}  // namespace
+
+std::string P2pOp::describe() const {
+  const std::string who = peer == kAnySource ? "any rank" : concat("rank ", peer);
+  return concat(is_send ? "send" : "recv", " of ", bytes, " bytes ", is_send ? "to " : "from ", who,
+                ", tag ", tag);
+}
+
+P2pEngine::P2pEngine(Segment* segment, const Peers* peers, std::size_t eager_bytes)
+    : segment_(segment),
+      peers_(peers),
+      eager_bytes_(eager_bytes),
+      fork_generation_(fork_generation()),
+      outgoing_(peers->peers.size()),
+      eager_in_flight_(peers->peers.size()) {}
+
+P2pEngine::~P2pEngine() {
+  if (background_.joinable()) {
+    // A forked child, where the thread does not exist, or a last owner that went away in a callback.
+    background_.detach();
+  }
+}
+
+void P2pEngine::start(const Op& op) {
+  std::unique_lock lock(mutex_);
+  if (!closed_.empty()) {
+    throw GroupError(concat(op->describe(), ": ", closed_));
+  }
+  pump();  // what has already arrived comes first
+  if (op->is_send) {
+    start_send(op);
+  } else if (!match_unexpected(op)) {
+    receives_.push_back(op);
+  }
+  pump();
+  if (is_busy()) {
+    start_thread();
+    became_busy_.notify_one();
+    ring_doorbell(peers_->rank);  // our own thread may sleep on it
+  }
+  deliver(lock);
+}
+
+void P2pEngine::start_send(const Op& op) {
+  op->id = next_id_++;
+  auto& in_flight = eager_in_flight_[static_cast<std::size_t>(op->peer)];
+  // Bounds what the receiver has to buffer for messages that it never asked for.
+  op->is_eager = op->bytes <= eager_bytes_ && in_flight + op->bytes <= 64 * eager_bytes_;
+  if (op->is_eager) {
+    in_flight += op->bytes;
+  }
+  sends_[op->id] = op;
+  outgoing_[static_cast<std::size_t>(op->peer)].messages.push_back(op);
+}
+
+bool P2pEngine::pump() {
+  bool moved = false;
+  for (int peer = 0; peer < peers_->n_ranks(); ++peer) {
+    moved = pump_in(peer) || moved;
+    moved = pump_out(peer) || moved;
+  }
+  return moved;
+}
+
+bool P2pEngine::pump_out(int peer) {
+  Outgoing& out = outgoing_[static_cast<std::size_t>(peer)];
+  if (out.control.empty() && out.messages.empty()) {
+    return false;
+  }
+  Ring ring(*segment_, peers_->rank, peer);
+  bool moved = false;
+  while (!out.control.empty() && ring.writable_payload() >= 0) {
+    ring.write(out.control.front(), nullptr);
+    out.control.pop_front();
+    moved = true;
+  }
+  while (out.control.empty() && !out.messages.empty()) {
+    const Op op = out.messages.front();
+    bool finished = false;
+    if (!write_message(peer, op, &finished)) {
+      break;
+    }
+    moved = true;
+    if (finished) {
+      out.messages.pop_front();
+    }
+  }
+  if (moved) {
+    ring_doorbell(peer);
+  }
+  return moved;
+}
+
+// Writes the next frame of a message; `finished` tells that the queue can forget it for now.
+bool P2pEngine::write_message(int peer, const Op& op, bool* finished) {
+  Ring ring(*segment_, peers_->rank, peer);
+  const std::int64_t room = ring.writable_payload();
+  Frame frame;
+  frame.tag = op->tag;
+  frame.id = op->id;
+  frame.message_bytes = op->bytes;
+  if (op->is_eager) {
+    if (room < static_cast<std::int64_t>(op->bytes)) {
+      return false;
+    }
+    frame.type = FrameType::kEager;
+    frame.payload_bytes = op->bytes;
+    ring.write(frame, op->data);
+    op->buffered_at = Clock::now();
+    *finished = true;
+    return true;
+  }
+  if (op->buffered_at == Clock::time_point{}) {  // not announced yet
+    if (room < 0) {
+      return false;
+    }
+    frame.type = FrameType::kRequestToSend;
+    ring.write(frame, nullptr);
+    op->buffered_at = Clock::now();
+    *finished = true;  // comes back as a stream when the receiver asks for it
+    return true;
+  }
+  constexpr std::int64_t kSmallestPart = 1024;  // or the rest
+  const std::uint64_t left = op->bytes - op->transferred;
+  if (room < std::min<std::int64_t>(kSmallestPart, static_cast<std::int64_t>(left))) {
+    return false;
+  }
+  frame.type = FrameType::kData;
+  // Parts of half a ring, so that both sides copy at the same time.
+  const std::uint64_t part_limit = segment_->layout().ring_bytes() / 4;
+  frame.payload_bytes =
+      std::min({left, static_cast<std::uint64_t>(room), part_limit});
+  ring.write(frame, op->data + op->transferred);
+  op->transferred += frame.payload_bytes;
+  if (op->transferred == op->bytes) {
+    *finished = true;
+    finish(op);
+  }
+  return true;
+}
+
+bool P2pEngine::pump_in(int peer) {
+  Ring ring(*segment_, peer, peers_->rank);
+  Frame frame;
+  bool moved = false;
+  while (ring.peek(&frame)) {
+    handle(peer, frame, ring);
+    moved = true;
+  }
+  if (moved) {
+    ring_doorbell(peer);  // there is room again
+  }
+  return moved;
+}
+
+void P2pEngine::handle(int source, const Frame& frame, Ring& ring) {
+  switch (frame.type) {
+    case FrameType::kEager:
+    case FrameType::kRequestToSend:
+      arrived(source, frame, ring);
+      return;
+    case FrameType::kData:
+      handle_data(source, frame, ring);
+      return;
+    default:
+      break;
+  }
+  ring.consume(frame, nullptr);
+  const auto found = sends_.find(frame.id);
+  if (found == sends_.end()) {
+    if (frame.type == FrameType::kRefuse) {
+      log_warning(concat("a message to rank ", source, ", tag ", frame.tag,
+                         ", sent more than a second ago met a receive of another size (",
+                         frame.message_bytes, " bytes) and was dropped"));
+    }
+    return;
+  }
+  const Op op = found->second;
+  if (frame.type == FrameType::kClearToSend) {
+    outgoing_[static_cast<std::size_t>(source)].messages.push_back(op);
+  } else if (frame.type == FrameType::kAcknowledge) {
+    finish(op);
+  } else {
+    finish(op, size_mismatch(*op, frame.message_bytes));
+  }
+}
+
+void P2pEngine::handle_data(int source, const Frame& frame, Ring& ring) {
+  const auto found = streams_.find({source, frame.id});
+  if (found == streams_.end()) {  // its receive has failed meanwhile
+    ring.consume(frame, nullptr);
+    return;
+  }
+  const Op op = found->second;
+  ring.consume(frame, op->data + op->transferred);
+  op->transferred += frame.payload_bytes;
+  if (op->transferred == op->bytes) {
+    streams_.erase(found);
+    finish(op);
+  }
+}
+
+void P2pEngine::arrived(int source, const Frame& frame, Ring& ring) {
+  UnexpectedMessage message;
+  message.source = source;
+  message.tag = frame.tag;
+  message.id = frame.id;
+  message.bytes = frame.message_bytes;
+  message.is_eager = frame.type == FrameType::kEager;
+  const auto receive = std::find_if(receives_.begin(), receives_.end(), [&](const Op& op) {
+    return (op->peer == source || op->peer == kAnySource) && op->tag == frame.tag;
+  });
+  if (receive != receives_.end()) {
+    const Op op = *receive;
+    receives_.erase(receive);
+    // An eager payload goes straight to where it belongs.
+    ring.consume(frame, op->bytes == frame.message_bytes ? op->data : nullptr);
+    meet(op, std::move(message));
+    return;
+  }
+  if (message.is_eager) {
+    message.payload = std::make_unique<std::byte[]>(frame.payload_bytes);
+  }
+  ring.consume(frame, message.payload.get());
+  unexpected_.push_back(std::move(message));
+}
+
+bool P2pEngine::match_unexpected(const Op& receive) {
+  const auto found =
+      std::find_if(unexpected_.begin(), unexpected_.end(), [&](const UnexpectedMessage& message) {
+        return (receive->peer == message.source || receive->peer == kAnySource) &&
+               receive->tag == message.tag;
+      });
+  if (found == unexpected_.end()) {
+    return false;
+  }
+  UnexpectedMessage message = std::move(*found);
+  unexpected_.erase(found);
+  if (message.is_eager && message.bytes == receive->bytes) {
+    std::copy_n(message.payload.get(), message.bytes, receive->data);
+  }
+  meet(receive, std::move(message));
+  return true;
+}
+
+// A receive and a message have found each other; an eager payload has been copied where sizes agree.
+void P2pEngine::meet(const Op& receive, UnexpectedMessage message) {
+  receive->source = message.source;
+  Frame answer;
+  answer.id = message.id;
+  answer.tag = message.tag;
+  answer.message_bytes = receive->bytes;
+  if (receive->bytes != message.bytes) {
+    answer.type = FrameType::kRefuse;
+    finish(receive, size_mismatch(*receive, message.bytes));
+  } else if (message.is_eager) {
+    answer.type = FrameType::kAcknowledge;
+    finish(receive);
+  } else {
+    answer.type = FrameType::kClearToSend;
+    streams_[{message.source, message.id}] = receive;
+  }
+  outgoing_[static_cast<std::size_t>(message.source)].control.push_back(answer);
+}
+
+void P2pEngine::finish(const Op& op, std::exception_ptr error) {
+  op->error = std::move(error);
+  if (op->is_send) {
+    if (op->is_eager) {
+      eager_in_flight_[static_cast<std::size_t>(op->peer)] -= op->bytes;
+    }
+    sends_.erase(op->id);
+    sends_drained_.notify_all();
+  }
+  finished_.push_back(op);
+}
+
+void P2pEngine::fail_all(const std::string& reason) {
+  const auto fail = [&](const Op& op) {
+    finish(op, std::make_exception_ptr(GroupError(concat(op->describe(), ": ", reason))));
+  };
+  while (!sends_.empty()) {
+    const Op op = sends_.begin()->second;
+    fail(op);
+  }
+  for (const Op& op : receives_) {
+    fail(op);
+  }
+  for (const auto& [key, op] : streams_) {
+    fail(op);
+  }
+  receives_.clear();
+  streams_.clear();
+  for (Outgoing& out : outgoing_) {
+    out.control.clear();
+    out.messages.clear();
+  }
+}
+
+bool P2pEngine::is_busy() const {
+  if (!sends_.empty() || !receives_.empty() || !streams_.empty()) {
+    return true;
+  }
+  return std::any_of(outgoing_.begin(), outgoing_.end(),
+                     [](const Outgoing& out) { return !out.control.empty(); });
+}
+
+void P2pEngine::ring_doorbell(int peer) {
+  RankWords& words = segment_->words(peer);
+  // seq_cst on both: either the sleeper's re-check sees the new value, or we see that it sleeps.
+  words.doorbell.fetch_add(1, std::memory_order_seq_cst);
+  if (words.doorbell_waiters.load(std::memory_order_seq_cst) != 0) {
+    futex_wake_all(words.doorbell);
+  }
+}
+
+void P2pEngine::start_thread() {
+  if (!background_.joinable()) {
+    background_ = std::thread([this] { background_loop(); });
+  }
+}
+
+void P2pEngine::deliver(std::unique_lock<std::mutex>& lock) {
+  while (!finished_.empty()) {
+    std::vector<Op> batch;
+    batch.swap(finished_);
+    lock.unlock();
+    for (const Op& op : batch) {
+      op->on_done(op->error, op->source);
+    }
+    lock.lock();
+  }
+}
+
+void P2pEngine::background_loop() {
+  WaitPolicy policy;
+  RankWords& own = segment_->words(peers_->rank);
+  Clock::time_point next_look = Clock::now() + kLookAround;
+  std::unique_lock lock(mutex_);
+  while (true) {
+    became_busy_.wait(lock, [&] { return stop_thread_ || is_busy(); });
+    if (stop_thread_) {
+      return;
+    }
+    const std::uint32_t seen = own.doorbell.load(std::memory_order_seq_cst);
+    const bool moved = pump();
+    if (Clock::now() >= next_look) {
+      look_around();
+      next_look = Clock::now() + kLookAround;
+    }
+    deliver(lock);
+    if (moved || !is_busy()) {
+      continue;
+    }
+    lock.unlock();
+    const auto rung = [&] { return own.doorbell.load(std::memory_order_acquire) != seen; };
+    if (!policy.spin(rung)) {
+      own.doorbell_waiters.fetch_add(1, std::memory_order_seq_cst);
+      if (own.doorbell.load(std::memory_order_seq_cst) == seen) {
+        futex_wait(own.doorbell, seen, kLookAround);
+      }
+      own.doorbell_waiters.fetch_sub(1, std::memory_order_relaxed);
+    }
+    lock.lock();
+  }
+}
+
+void P2pEngine::close(const Deadline& drain_until, const std::string& reason) {
+  std::unique_lock lock(mutex_);
+  if (closed_.empty()) {
+    closed_ = reason;
+  }
+  const bool on_own_thread = background_.get_id() == std::this_thread::get_id();
+  if (!on_own_thread) {
+    sends_drained_.wait_until(lock, drain_until.at(), [&] { return !is_sending(); });
+  }
+  pump();  // the last acknowledgements
+  fail_all(reason);
+  deliver(lock);
+  stop_thread_ = true;
+  became_busy_.notify_all();
+  ring_doorbell(peers_->rank);
+  if (!background_.joinable() || on_own_thread) {
+    return;
+  }
+  std::thread thread = std::move(background_);
+  lock.unlock();
+  thread.join();
+}
+
+}  // namespace horon

@@ -1,0 +1,100 @@
+// Point-to-point messages between ranks that share memory.
+//
+// Note [Point-to-point]
+// Messages are matched by (source, tag), in the order in which they were sent; they have nothing to do
+// with the order of collectives. Small ones travel at once (eager); larger ones announce themselves and
+// stream when a receive has met them (rendezvous), so an unreceived large message blocks nobody.
+// A send is done when its receive has met it: only then is it known that the sizes agree, and a
+// difference fails both ends. An eager send that nobody has met for a second counts as buffered and is
+// done, so that two ranks that both send first do not hang.
+// Messages are moved by whoever calls send or receive, and by one background thread, which exists from
+// the first operation that could not finish at once and sleeps while there is none.
+#pragma once
+
+#include <condition_variable>
+#include <deque>
+#include <list>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "shm/p2p_message.h"
+#include "shm/peers.h"
+#include "shm/ring.h"
+#include "shm/wait_policy.h"
+
+namespace horon {
+
+// Thread safety: all methods, from any thread.
+class P2pEngine {
+ public:
+  // Ownership: `segment` and `peers` outlive the engine.
+  P2pEngine(Segment* segment, const Peers* peers, std::size_t eager_bytes);
+  // Requires close() before; does nothing in a forked child.
+  ~P2pEngine();
+  P2pEngine(const P2pEngine&) = delete;
+  P2pEngine& operator=(const P2pEngine&) = delete;
+
+  // Starts the operation; on_done may be called before this returns. Throws GroupError when closed.
+  void start(const std::shared_ptr<P2pOp>& op);
+
+  // Lets sends finish until the deadline, fails what is left and ends the thread. Idempotent.
+  void close(const Deadline& drain_until, const std::string& reason);
+
+ private:
+  using Op = std::shared_ptr<P2pOp>;
+
+  struct Outgoing {
+    std::deque<Frame> control;  // goes first; never has a payload
+    std::deque<Op> messages;    // eager messages, requests to send and streams, in order
+  };
+
+  // All of these require the lock.
+  bool pump();
+  bool pump_out(int peer);
+  bool pump_in(int peer);
+  bool write_message(int peer, const Op& op, bool* finished);
+  void handle(int source, const Frame& frame, Ring& ring);
+  void handle_data(int source, const Frame& frame, Ring& ring);
+  void arrived(int source, const Frame& frame, Ring& ring);
+  bool match_unexpected(const Op& receive);
+  void meet(const Op& receive, UnexpectedMessage message);
+  void start_send(const Op& op);
+  void finish(const Op& op, std::exception_ptr error = nullptr);
+  void fail_all(const std::string& reason);
+  void look_around();
+  bool is_busy() const;
+  bool is_sending() const { return !sends_.empty(); }
+  void ring_doorbell(int peer);
+  void start_thread();
+
+  void background_loop();
+  // Calls on_done of what has finished, without the lock, and takes the lock again.
+  void deliver(std::unique_lock<std::mutex>& lock);
+
+  Segment* const segment_;
+  const Peers* const peers_;
+  const std::size_t eager_bytes_;
+  const std::uint32_t fork_generation_;
+
+  std::mutex mutex_;
+  // Guarded by mutex_:
+  std::condition_variable became_busy_;
+  std::condition_variable sends_drained_;
+  std::vector<Outgoing> outgoing_;                    // by peer
+  std::map<std::uint64_t, Op> sends_;                 // not yet done, by id
+  std::list<Op> receives_;                            // posted, not yet met, in order
+  std::map<std::pair<int, std::uint64_t>, Op> streams_;  // receives being filled, by (source, id)
+  std::list<UnexpectedMessage> unexpected_;           // in order of arrival
+  std::vector<std::uint64_t> eager_in_flight_;        // bytes not yet met, by peer
+  std::vector<Op> finished_;                          // on_done not yet called
+  std::uint64_t next_id_ = 1;
+  std::string closed_;  // not empty: why nothing can be started
+  bool stop_thread_ = false;
+  std::thread background_;
+};
+
+}  // namespace horon

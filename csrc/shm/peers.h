@@ -1,0 +1,28 @@
+// Who the other ranks of a group on this host are.
+#pragma once
+
+#include <sys/types.h>
+
+#include <string>
+#include <vector>
+
+#include "shm/liveness.h"
+
+namespace horon {
+
+struct Peer {
+  pid_t pid = 0;         // in the peer's own namespace; for messages only
+  UniqueFd liveness_fd;  // see has_ended
+};
+
+struct Peers {
+  int rank = 0;
+  std::vector<Peer> peers;  // by rank, this one included
+  std::vector<int> global_ranks;  // by rank in the group; for messages
+
+  int n_ranks() const { return static_cast<int>(peers.size()); }
+  // "rank 1 (pid 123)", with the global rank where it differs.
+  std::string describe(int peer) const;
+};
+
+}  // namespace horon

@@ -1,0 +1,42 @@
+// How the ranks of a new group find out whether they share memory, and get hold of it.
+//
+// Note [Rendezvous]
+// 1. Each rank counts its own generation of this group in the store, so that keys are never reused.
+// 2. Each publishes a record (host, settings, and on rank 0 the name of a socket and a nonce) and reads
+//    all n. Different settings are an error on every rank.
+// 3. If all claim the same host, rank 0 makes the segment; each other rank connects, proves that it
+//    knows the nonce, hands over a descriptor of its life and gets the segment and everybody's.
+// 4. Each rank reads the nonce back from the memory and publishes whether that worked. Only if it
+//    worked for all do they use it: a rank in another container or namespace counts as another host.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/options.h"
+#include "core/store.h"
+#include "shm/peers.h"
+#include "shm/segment.h"
+
+namespace horon {
+
+struct GroupIdentity {
+  int rank = 0;
+  int n_ranks = 1;
+  std::vector<int> global_ranks;
+};
+
+// What a group on one host shares.
+struct SharedGroup {
+  Segment segment;
+  Peers peers;
+};
+
+// Nothing when the ranks do not all share memory. Blocks until all ranks are here.
+// Throws TimeoutError (naming the missing rank), UsageError (settings or builds differ), Error.
+std::unique_ptr<SharedGroup> rendezvous(Store& store, const GroupIdentity& identity,
+                                        const Options& options, const Deadline& deadline);
+
+}  // namespace horon

@@ -1,0 +1,68 @@
+#include "shm/ring.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace horon {
+
+Ring::Ring(const Segment& segment, int source, int destination)
+    : words_(&segment.ring_words(source, destination)),
+      data_(segment.ring_data(source, destination)),
+      bytes_(segment.layout().ring_bytes()) {}
+
+std::int64_t Ring::writable_payload() const {
+  // Acquire: the reader has finished copying what it gave back.
+  const std::uint64_t consumed = words_->consumed.load(std::memory_order_acquire);
+  // Relaxed: only this side writes it.
+  const std::uint64_t used = words_->written.load(std::memory_order_relaxed) - consumed;
+  return static_cast<std::int64_t>(bytes_ - used) - static_cast<std::int64_t>(sizeof(Frame));
+}
+
+void Ring::write(const Frame& frame, const std::byte* payload) {
+  const std::uint64_t position = words_->written.load(std::memory_order_relaxed);
+  copy_in(position, &frame, sizeof frame);
+  copy_in(position + sizeof frame, payload, frame.payload_bytes);
+  // Release: publishes frame and payload together.
+  words_->written.store(position + sizeof frame + frame.payload_bytes, std::memory_order_release);
+}
+
+bool Ring::peek(Frame* frame) const {
+  const std::uint64_t position = words_->consumed.load(std::memory_order_relaxed);
+  // Acquire: pairs with the release in write().
+  if (words_->written.load(std::memory_order_acquire) == position) {
+    return false;
+  }
+  copy_out(position, frame, sizeof *frame);
+  return true;
+}
+
+void Ring::consume(const Frame& frame, std::byte* to) {
+  const std::uint64_t position = words_->consumed.load(std::memory_order_relaxed);
+  if (to != nullptr) {
+    copy_out(position + sizeof frame, to, frame.payload_bytes);
+  }
+  // Release: the copy is over before the writer may overwrite.
+  words_->consumed.store(position + sizeof frame + frame.payload_bytes, std::memory_order_release);
+}
+
+void Ring::copy_in(std::uint64_t position, const void* from, std::size_t bytes) {
+  if (bytes == 0) {
+    return;
+  }
+  const std::size_t start = position % bytes_;
+  const std::size_t first = std::min(bytes, bytes_ - start);
+  std::memcpy(data_ + start, from, first);
+  std::memcpy(data_, static_cast<const std::byte*>(from) + first, bytes - first);
+}
+
+void Ring::copy_out(std::uint64_t position, void* to, std::size_t bytes) const {
+  if (bytes == 0) {
+    return;
+  }
+  const std::size_t start = position % bytes_;
+  const std::size_t first = std::min(bytes, bytes_ - start);
+  std::memcpy(to, data_ + start, first);
+  std::memcpy(static_cast<std::byte*>(to) + first, data_, bytes - first);
+}
+
+}  // namespace horon

@@ -1,0 +1,56 @@
+// One direction between two ranks: frames in a ring of bytes in shared memory.
+//
+// A frame and its payload are published by one store, so a reader that sees a frame has all of it.
+// Thread safety: one writer and one reader at a time, in different processes or not.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
+
+#include "shm/segment.h"
+
+namespace horon {
+
+enum class FrameType : std::uint32_t {
+  kEager,           // a whole message
+  kRequestToSend,   // a message that wants to be asked for
+  kClearToSend,     // receiver to sender: go on with message `id`
+  kData,            // a part of message `id`
+  kAcknowledge,     // receiver to sender: eager message `id` found its receive
+  kRefuse,          // receiver to sender: message `id` met a receive of `message_bytes` bytes
+};
+
+struct Frame {
+  FrameType type = FrameType::kEager;
+  std::int32_t tag = 0;
+  std::uint64_t id = 0;  // unique per sender
+  std::uint64_t message_bytes = 0;
+  std::uint64_t payload_bytes = 0;  // that follow in the ring
+};
+static_assert(std::is_trivially_copyable_v<Frame>);
+
+class Ring {
+ public:
+  Ring(const Segment& segment, int source, int destination);
+
+  // Writer. Payload bytes that fit right now, behind a frame; negative: not even the frame does.
+  std::int64_t writable_payload() const;
+  // Writer. Requires that it fits.
+  void write(const Frame& frame, const std::byte* payload);
+
+  // Reader. False when the ring is empty.
+  bool peek(Frame* frame) const;
+  // Reader. Copies the payload of the frame that peek() gave; `to` may be null to drop it.
+  void consume(const Frame& frame, std::byte* to);
+
+ private:
+  void copy_in(std::uint64_t position, const void* from, std::size_t bytes);
+  void copy_out(std::uint64_t position, void* to, std::size_t bytes) const;
+
+  RingWords* words_;
+  std::byte* data_;
+  std::size_t bytes_;
+};
+
+}  // namespace horon

@@ -1,0 +1,119 @@
+// The memory that the ranks of a group on one host share, and what lies where in it.
+//
+// All counters are 32-bit words that only grow (and wrap): they are futex words. The order of memory:
+//   SegmentHead | RankWords[n] | arrival slots [2][n] | data buffers [n][2] | rings [n][n]
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "core/options.h"
+#include "shm/mapping.h"
+
+namespace horon {
+
+inline constexpr std::size_t kCacheLineBytes = 64;
+inline constexpr std::size_t kPoisonTextBytes = 1000;
+
+// Why the group ended, written once by the first rank that gives up.
+struct SegmentHead {
+  std::uint64_t nonce;
+  // 0: healthy. 1: somebody is writing the text. 2: poisoned, text is valid.
+  alignas(kCacheLineBytes) std::atomic<std::uint32_t> poison;
+  std::atomic<std::uint32_t> poisoned_by;
+  char poison_text[kPoisonTextBytes];
+};
+
+// The words that one rank writes and the others watch.
+struct RankWords {
+  // Number of steps this rank has finished. A step is the unit of synchronisation: see StepBoard.
+  alignas(kCacheLineBytes) std::atomic<std::uint32_t> step;
+  std::atomic<std::uint32_t> step_waiters;  // how many sleep on `step`
+  std::atomic<std::uint32_t> departed;      // 1: said goodbye and will take no further step
+  // Rung when there may be something new in a ring to or from this rank.
+  alignas(kCacheLineBytes) std::atomic<std::uint32_t> doorbell;
+  std::atomic<std::uint32_t> doorbell_waiters;
+};
+
+// One direction between two ranks: a stream of bytes. The positions only grow.
+struct RingWords {
+  alignas(kCacheLineBytes) std::atomic<std::uint64_t> written;  // by the sender
+  alignas(kCacheLineBytes) std::atomic<std::uint64_t> consumed;  // by the receiver
+};
+
+// Sizes and offsets, the same on all ranks. Pure.
+class SegmentLayout {
+ public:
+  SegmentLayout(int n_ranks, const Options& options);
+
+  int n_ranks() const { return n_ranks_; }
+  std::size_t inline_bytes() const { return inline_bytes_; }
+  std::size_t buffer_bytes() const { return buffer_bytes_; }
+  std::size_t ring_bytes() const { return ring_bytes_; }
+  // What a group will surely touch; rings are touched pair by pair, when a pair talks.
+  std::size_t reserved_bytes() const { return rings_offset_; }
+  std::size_t total_bytes() const { return total_bytes_; }
+
+  std::size_t words_offset(int rank) const;
+  std::size_t slot_offset(int parity, int rank) const;
+  std::size_t buffer_offset(int rank, int parity) const;
+  std::size_t ring_offset(int source, int destination) const;
+
+ private:
+  int n_ranks_;
+  std::size_t inline_bytes_;
+  std::size_t buffer_bytes_;
+  std::size_t ring_bytes_;
+  std::size_t slot_bytes_;
+  std::size_t slots_offset_;
+  std::size_t buffers_offset_;
+  std::size_t rings_offset_;
+  std::size_t total_bytes_;
+};
+
+// A mapped segment. Ownership: owns the mapping; everything that it hands out is a view.
+class Segment {
+ public:
+  Segment(Mapping mapping, const SegmentLayout& layout)
+      : mapping_(std::move(mapping)), layout_(layout) {}
+
+  const SegmentLayout& layout() const { return layout_; }
+  SegmentHead& head() const { return *at<SegmentHead>(0); }
+  RankWords& words(int rank) const { return *at<RankWords>(layout_.words_offset(rank)); }
+  std::byte* slot(int parity, int rank) const {
+    return mapping_.data() + layout_.slot_offset(parity, rank);
+  }
+  std::byte* buffer(int rank, int parity) const {
+    return mapping_.data() + layout_.buffer_offset(rank, parity);
+  }
+  RingWords& ring_words(int source, int destination) const {
+    return *at<RingWords>(layout_.ring_offset(source, destination));
+  }
+  std::byte* ring_data(int source, int destination) const {
+    return mapping_.data() + layout_.ring_offset(source, destination) + sizeof(RingWords);
+  }
+
+  // Marks the group as ended and wakes everybody. Only the first text counts.
+  void poison(int rank, const std::string& text);
+  bool is_poisoned() const;
+  std::string poison_text() const;
+
+  // Announces that this rank takes no further step, and wakes whoever waits for it.
+  void depart(int rank);
+
+  // Wakes everything that sleeps on a word of this segment, so that it looks around.
+  void wake_all();
+
+ private:
+  template <typename T>
+  T* at(std::size_t offset) const {
+    return reinterpret_cast<T*>(mapping_.data() + offset);
+  }
+
+  Mapping mapping_;
+  SegmentLayout layout_;
+};
+
+}  // namespace horon

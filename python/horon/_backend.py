@@ -1,0 +1,57 @@
+"""Makes horon's process groups for torch.distributed. Imported when the first group is made."""
+
+from __future__ import annotations
+
+import atexit
+from datetime import timedelta
+from typing import Any
+
+from horon import _version_check
+
+_version_check.check()
+
+import torch.distributed as dist  # noqa: E402  (after the version check, which gives a clear error)
+
+from horon import _C  # noqa: E402
+
+Options = _C.Options
+
+# How long a process that exits without destroying its groups lets pending operations finish.
+_DRAIN_AT_EXIT = timedelta(seconds=2)
+
+
+def _make_gloo(store: dist.Store, rank: int, size: int, timeout: timedelta) -> Any:
+    """Makes the Gloo group that carries bytes between hosts."""
+    return dist.ProcessGroupGloo(store, rank, size, timeout=timeout)
+
+
+def create_backend(opts: Any, pg_options: Any = None) -> Any:
+    """Makes the backend of one process group; torch.distributed calls this.
+
+    Args:
+        opts: torch's ``_DistributedBackendOptions``.
+        pg_options: ``horon.Options``, or None for the defaults.
+
+    Returns:
+        A ``c10d::Backend``. Blocks until every rank of the group has come.
+
+    Raises:
+        TypeError: ``pg_options`` is of another backend.
+        torch.distributed.DistBackendError: A rank did not come within the timeout.
+    """
+    if pg_options is None:
+        options = Options()
+    elif isinstance(pg_options, Options):
+        options = pg_options.__copy__()
+    else:
+        raise TypeError(
+            f"horon: pg_options: expected horon.Options, got {type(pg_options).__name__}"
+        )
+    options._timeout = opts.timeout
+    options.global_ranks_in_group = list(opts.global_ranks_in_group)
+    options.group_name = opts.group_id
+    return _C.create_backend(opts.store, opts.group_rank, opts.group_size, options, _make_gloo)
+
+
+# Registered once per process: said goodbye before the interpreter takes threads and tensors apart.
+atexit.register(_C.shutdown_all, _DRAIN_AT_EXIT)

@@ -1,0 +1,78 @@
+"""Runs clang-tidy over csrc/, tests/cpp and torch_backend/, with the compile commands of the builds that exist.
+
+    CLANG_TIDY=clang-tidy JOBS=2 python scripts/clang_tidy.py [file.cc ...]
+
+The engine's commands come from build/tests (make test-cpp), the extension's from the newest build/*/cmake that setup.py
+made. Files without a command are an error: a file nobody compiles is one nobody checks.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+FOLDERS = ("csrc", "tests/cpp", "torch_backend")
+
+
+def databases() -> list[Path]:
+    """The folders with compile_commands.json, in the order in which they are asked."""
+    extension_builds = sorted(
+        ROOT.glob("build/*/cmake/compile_commands.json"),
+        key=lambda path: path.stat().st_mtime,
+        reverse=True,
+    )
+    found = [ROOT / "build/tests/compile_commands.json", *extension_builds]
+    return [path.parent for path in found if path.exists()]
+
+
+def database_of_each_file() -> dict[Path, Path]:
+    """For each compiled file, the first database that has it."""
+    result: dict[Path, Path] = {}
+    for folder in databases():
+        for entry in json.loads((folder / "compile_commands.json").read_text()):
+            result.setdefault(Path(entry["directory"], entry["file"]).resolve(), folder)
+    return result
+
+
+def check(clang_tidy: list[str], file: Path, database: Path) -> bool:
+    """Runs clang-tidy on one file; prints its findings, and says whether there were none."""
+    command = [*clang_tidy, "--quiet", "-p", str(database), str(file)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    if done.returncode != 0:
+        print(done.stdout + done.stderr, flush=True)
+    return done.returncode == 0
+
+
+def main() -> int:
+    clang_tidy = shlex.split(os.environ.get("CLANG_TIDY", "clang-tidy"))
+    if shutil.which(clang_tidy[0]) is None:
+        print(f"missing: {clang_tidy[0]}. Debian, Ubuntu: apt-get install clang-tidy.")
+        return 1
+    wanted = [Path(name).resolve() for name in sys.argv[1:]]
+    if not wanted:
+        wanted = sorted(file for folder in FOLDERS for file in (ROOT / folder).rglob("*.cc"))
+    compiled = database_of_each_file()
+    uncompiled = [file for file in wanted if file not in compiled]
+    for file in uncompiled:
+        print(f"{file.relative_to(ROOT)}: no build compiles it (make test-cpp, pip install .)")
+    jobs = int(os.environ.get("JOBS", "2"))
+    with ThreadPoolExecutor(jobs) as pool:
+        clean = list(
+            pool.map(
+                lambda file: check(clang_tidy, file, compiled[file]),
+                [file for file in wanted if file in compiled],
+            )
+        )
+    print(f"clang-tidy: {clean.count(True)} of {len(wanted)} files clean")
+    return 0 if all(clean) and not uncompiled else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

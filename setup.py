@@ -1,0 +1,220 @@
+"""Builds horon: CMake compiles the engine and the extension, setuptools packages them.
+
+    pip install torch setuptools wheel cmake ninja    # torch 2.11 to 2.15
+    pip install --no-build-isolation .                # or -e .
+
+One build serves one torch minor version and one Python: c10d has no stable ABI. Everything goes through build/<tag>
+(say build/cp311-torch2.15), which is kept, so that the next build compiles only what changed.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+from typing import NoReturn
+
+# Before torch is imported: an installed horon must not be loaded by the build that replaces it.
+os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
+
+from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+from setuptools.command.build_py import build_py
+
+ROOT = Path(__file__).resolve().parent
+TORCH_MINIMUM = (2, 11)
+TORCH_BELOW = (2, 16)
+CMAKE_MINIMUM = (3, 18)
+
+
+def stop(message: str) -> NoReturn:
+    """Ends the build with a message that pip shows as its last lines, without a traceback."""
+    sys.exit(f"\nhoron cannot be built here: {message}\n")
+
+
+def torch_version() -> str:
+    """The installed torch's version; ends the build where there is none, or one that is not supported."""
+    try:
+        import torch
+    except ImportError as error:
+        stop(
+            f"torch cannot be imported ({error}).\n"
+            "pip's isolated build does not see the torch that is installed, and would fetch another one.\n"
+            "Use:  pip install torch setuptools wheel cmake ninja\n"
+            "      pip install --no-build-isolation ."
+        )
+    version = str(torch.__version__)
+    if not TORCH_MINIMUM <= major_minor(version) < TORCH_BELOW:
+        lowest, below = (".".join(map(str, bound)) for bound in (TORCH_MINIMUM, TORCH_BELOW))
+        stop(f"torch is {version}; supported is torch>={lowest},<{below}.")
+    return version
+
+
+def major_minor(version: str) -> tuple[int, int]:
+    """(2, 15) of "2.15.0+cu132"."""
+    match = re.match(r"(\d+)\.(\d+)", version)
+    return (int(match[1]), int(match[2])) if match else (0, 0)
+
+
+def python_tag() -> str:
+    """ "cp311"."""
+    return f"cp{sys.version_info.major}{sys.version_info.minor}"
+
+
+def build_folder() -> Path:
+    """build/cp311-torch2.15, relative to the root: what is built for one Python and one torch stays apart."""
+    try:
+        import torch
+    except ImportError:  # sdist and metadata need no torch; build_ext says what to do
+        return Path("build", python_tag())
+    return Path("build", "{}-torch{}.{}".format(python_tag(), *major_minor(str(torch.__version__))))
+
+
+def build_id(version: str) -> str:
+    """What this build was made from: git's description of the checkout, else the version."""
+    command = ["git", "describe", "--tags", "--always", "--dirty"]
+    try:
+        described = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        described = ""
+    return f"{version}+g{described}" if described else version
+
+
+def find_program(name: str, module: str, folder_attribute: str) -> str | None:
+    """A program on the PATH, else the one in the package of that name from PyPI."""
+    on_path = shutil.which(name)
+    if on_path:
+        return on_path
+    try:
+        folder = getattr(__import__(module), folder_attribute)
+    except (ImportError, AttributeError):
+        return None
+    return shutil.which(name, path=str(folder))
+
+
+def find_cmake() -> str:
+    """A CMake that is new enough."""
+    cmake = find_program("cmake", "cmake", "CMAKE_BIN_DIR")
+    if cmake is None:
+        stop("CMake is missing. Use:  pip install cmake ninja")
+    output = subprocess.run([cmake, "--version"], capture_output=True, text=True, check=True).stdout
+    match = re.search(r"(\d+\.\d+)", output)
+    if match is None or major_minor(match[1]) < CMAKE_MINIMUM:
+        stop(f"{cmake} is {output.splitlines()[0]}; 3.18 or newer is needed. Use:  pip install cmake ninja")
+    return cmake
+
+
+def check_toolchain() -> None:
+    """Ends the build with what to install where the compiler or Python's headers are missing."""
+    compiler = os.environ.get("CXX", "").split()
+    if not shutil.which(compiler[0] if compiler else "c++") and not (not compiler and shutil.which("g++")):
+        stop(
+            f"no C++ compiler ({compiler[0] if compiler else 'c++, g++'}) on the PATH. "
+            "It needs C++20 (g++ 11, clang 14).\n"
+            "Debian, Ubuntu:  apt-get install g++\n"
+            "Fedora:          dnf install gcc-c++"
+        )
+    if not Path(sysconfig.get_paths()["include"], "Python.h").exists():
+        dotted = f"{sys.version_info.major}.{sys.version_info.minor}"
+        stop(
+            f"Python.h is not in {sysconfig.get_paths()['include']}.\n"
+            f"Debian, Ubuntu:  apt-get install python{dotted}-dev\n"
+            "Fedora:          dnf install python3-devel"
+        )
+
+
+class BuildPackage(build_py):
+    """Copies the package; what an earlier build left (a module that is gone since) does not get in."""
+
+    def run(self) -> None:
+        if not self.editable_mode:
+            shutil.rmtree(Path(self.build_lib, "horon"), ignore_errors=True)
+        super().run()
+
+
+class BuildExtension(build_ext):
+    """Runs CMake for horon._C, and writes horon/_build_info.py beside it."""
+
+    def build_extension(self, ext: Extension) -> None:
+        version = torch_version()
+        check_toolchain()
+        output = Path(self.get_ext_fullpath(ext.name)).resolve()
+        folder = ROOT / build_folder() / "cmake"
+        self.compile(folder, output.parent)
+        self.write_build_info(output.parent / "_build_info.py", version)
+
+    def compile(self, folder: Path, output_folder: Path) -> None:
+        import torch
+        from torch.utils import cpp_extension  # torch was checked above
+
+        cmake = find_cmake()
+        ninja = find_program("ninja", "ninja", "BIN_DIR")
+        configure = [
+            cmake,
+            f"-S{ROOT}",
+            f"-B{folder}",
+            f"-DCMAKE_BUILD_TYPE={'Debug' if self.debug else 'Release'}",
+            f"-DHORON_TORCH_INCLUDE_DIRS={';'.join(cpp_extension.include_paths())}",
+            f"-DHORON_TORCH_LIBRARY_DIR={cpp_extension.library_paths()[0]}",
+            f"-DHORON_TORCH_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}",
+            f"-DHORON_PYTHON_INCLUDE_DIR={sysconfig.get_paths()['include']}",
+            f"-DHORON_PYTHON_EXT_SUFFIX={sysconfig.get_config_var('EXT_SUFFIX')}",
+            f"-DHORON_EXTENSION_DIR={output_folder}",
+        ]
+        generator = "Ninja" if ninja else "Unix Makefiles"
+        configure += [f"-G{generator}"] + ([f"-DCMAKE_MAKE_PROGRAM={ninja}"] if ninja else [])
+        discard_foreign_cache(folder, generator)
+        self.call(configure)
+        self.call([cmake, "--build", str(folder), "--target", "_C", "--parallel", str(self.jobs())])
+
+    def jobs(self) -> int:
+        """MAX_JOBS as in torch's own builds, else the cores that this process may use."""
+        return int(os.environ.get("MAX_JOBS", "0")) or len(os.sched_getaffinity(0))
+
+    def call(self, command: list[str]) -> None:
+        print(" ".join(command), flush=True)
+        result = subprocess.run(command)
+        if result.returncode != 0:
+            stop(f"the command above this line failed with exit code {result.returncode}:\n{' '.join(command)}")
+
+    def write_build_info(self, path: Path, version: str) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(
+            '"""What this build of horon was made for. Written by setup.py."""\n\n'
+            f"TORCH_VERSION = {version!r}\n"
+            f"PYTHON_TAG = {python_tag()!r}\n"
+            f"BUILD_ID = {build_id(self.distribution.get_version())!r}\n"
+            "CUDA = False\n"
+        )
+
+    def copy_extensions_to_source(self) -> None:
+        """Editable installs: setuptools copies the extension into python/horon, and the build info goes with it."""
+        super().copy_extensions_to_source()
+        package_folder = self.get_finalized_command("build_py").get_package_dir("horon")
+        self.copy_file(str(Path(self.build_lib, "horon", "_build_info.py")), package_folder)
+
+    def get_outputs(self) -> list[str]:
+        outputs = super().get_outputs()
+        return outputs + [str(Path(output).with_name("_build_info.py")) for output in outputs]
+
+
+def discard_foreign_cache(folder: Path, generator: str) -> None:
+    """Removes a CMake cache that CMake would refuse: another generator's, or one of a tree that was moved."""
+    cache = folder / "CMakeCache.txt"
+    if not cache.exists():
+        return
+    text = cache.read_text()
+    same_tree = f"CMAKE_HOME_DIRECTORY:INTERNAL={ROOT}\n" in text
+    if not same_tree or f"CMAKE_GENERATOR:INTERNAL={generator}\n" not in text:
+        shutil.rmtree(folder)
+
+
+setup(
+    ext_modules=[Extension("horon._C", sources=[])],
+    cmdclass={"build_ext": BuildExtension, "build_py": BuildPackage},
+    options={"build": {"build_base": str(build_folder() / "package")}},
+)

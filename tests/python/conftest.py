@@ -1,0 +1,69 @@
+"""Session-wide fixtures: markers, the end of the process pool, and proof that nothing is left behind."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+import harness  # noqa: E402
+
+SHM = Path("/dev/shm")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Registers the markers."""
+    config.addinivalue_line("markers", "slow: takes long or much memory; run with HORON_SLOW=1 or -m slow")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Skips slow tests unless they were asked for, and says so early when the backend is not installed."""
+    asked = "slow" in (config.getoption("-m") or "") or os.environ.get("HORON_SLOW") == "1"
+    for item in items:
+        if "slow" in item.keywords and not asked:
+            item.add_marker(pytest.mark.skip(reason="slow: HORON_SLOW=1 or -m slow runs it"))
+    if harness.BACKEND == "horon" and importlib.util.find_spec("horon") is None:
+        pytest.exit("horon is not installed: build it, or set HORON_TEST_BACKEND=gloo to check the tests alone", 3)
+
+
+def shm_entries() -> set[str]:
+    """Names in /dev/shm that belong to this user."""
+    if not SHM.is_dir():
+        return set()
+    entries = set()
+    for entry in SHM.iterdir():
+        try:
+            if entry.lstat().st_uid == os.getuid():
+                entries.add(entry.name)
+        except FileNotFoundError:
+            continue
+    return entries
+
+
+@pytest.fixture(scope="session", autouse=True)
+def nothing_left_behind() -> Iterator[None]:
+    """Ends the pool after the last test; then there must be no process and no shared memory that was not there before."""
+    before = shm_entries()
+    yield
+    harness.close_session()
+    deadline = time.monotonic() + 5
+    while time.monotonic() < deadline and psutil.Process().children(recursive=True):
+        time.sleep(0.05)
+    left = psutil.Process().children(recursive=True)
+    assert not left, f"processes left behind: {[(p.pid, p.cmdline()) for p in left]}"
+    new = {name for name in shm_entries() - before if "horon" in name.lower()} if harness.on_gloo() else shm_entries() - before
+    assert not new, f"left in /dev/shm: {sorted(new)}"
+
+
+@pytest.fixture
+def shm_before() -> set[str]:
+    """What /dev/shm held when the test began."""
+    return shm_entries()

@@ -1,0 +1,197 @@
+"""Input that cannot work fails at once, on the rank that gave it, and leaves the group usable; what is odd but legal works."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+from harness import assert_clean_exits, expect_error, gloo_lacks, on_gloo, run_fresh_processes, run_ranks
+
+AT_ONCE_S = 3.0
+
+
+def _still_works(rank: int, world_size: int) -> None:
+    for count in (3, 70001):
+        tensor = torch.full((count,), float(rank))
+        dist.all_reduce(tensor)
+        assert (tensor == sum(range(world_size))).all()
+
+
+def _bad_tensor(rank: int, world_size: int, what: str) -> None:
+    tensor = torch.eye(3).to_sparse() if what == "sparse" else torch.ones(3, device="meta")
+    calls = {
+        "all_reduce": lambda: dist.all_reduce(tensor),
+        "broadcast": lambda: dist.broadcast(tensor, 0),
+        "all_gather": lambda: dist.all_gather([tensor] * world_size, torch.ones(3)),
+        "all_gather_into_tensor": lambda: dist.all_gather_into_tensor(torch.ones(6), tensor),
+        "reduce_scatter": lambda: dist.reduce_scatter(torch.ones(3), [tensor] * world_size),
+        "send": lambda: dist.send(tensor, 1 - rank),
+        "recv": lambda: dist.recv(tensor, 1 - rank),
+    }
+    for name, call in calls.items():
+        try:
+            expect_error(call, within_s=AT_ONCE_S)
+        except AssertionError as error:
+            raise AssertionError(f"{name} of a {what} tensor: {error}") from None
+        _still_works(rank, world_size)
+
+
+@pytest.mark.parametrize("what", ["sparse", "meta"])
+def test_tensors_that_cannot_be_sent(what: str) -> None:
+    gloo_lacks("accepts some, hangs on others")
+    run_ranks(_bad_tensor, 2, what)
+
+
+def _overlapping(rank: int, world_size: int, what: str) -> None:
+    def make() -> torch.Tensor:
+        return torch.ones(1).expand(1000) if what == "expanded" else torch.ones(10).as_strided((5, 4), (1, 1))
+
+    expect_error(lambda: dist.all_reduce(make()), within_s=AT_ONCE_S)
+    _still_works(rank, world_size)
+    expect_error(lambda: dist.reduce(make(), rank), within_s=AT_ONCE_S)
+    _still_works(rank, world_size)
+    expect_error(lambda: dist.recv(make(), 1 - rank), within_s=AT_ONCE_S)
+    _still_works(rank, world_size)
+
+
+@pytest.mark.parametrize("what", ["expanded", "windows"])
+def test_overlapping_tensors_cannot_be_written(what: str) -> None:
+    gloo_lacks("writes them")
+    run_ranks(_overlapping, 2, what)
+
+
+def _bad_ranks(rank: int, world_size: int) -> None:
+    tensor = torch.ones(3)
+    for bad in (-1, 2, 100):
+        expect_error(lambda: dist.broadcast(tensor, bad), within_s=AT_ONCE_S)  # noqa: B023
+        expect_error(lambda: dist.reduce(tensor, bad), within_s=AT_ONCE_S)  # noqa: B023
+        expect_error(lambda: dist.send(tensor, bad), within_s=AT_ONCE_S)  # noqa: B023
+        expect_error(lambda: dist.recv(tensor, bad), within_s=AT_ONCE_S)  # noqa: B023
+    expect_error(lambda: dist.send(tensor, rank), within_s=AT_ONCE_S)
+    for bad in (-1, -5):
+        expect_error(lambda: dist.send(tensor, 1 - rank, tag=bad), "tag", within_s=AT_ONCE_S)  # noqa: B023
+        expect_error(lambda: dist.recv(tensor, 1 - rank, tag=bad), "tag", within_s=AT_ONCE_S)  # noqa: B023
+    expect_error(lambda: dist.new_group([0, 5]), within_s=AT_ONCE_S)
+    _still_works(rank, world_size)
+
+
+def test_unknown_ranks_and_negative_tags() -> None:
+    gloo_lacks("broadcast from an unknown rank waits")
+    run_ranks(_bad_ranks, 2)
+
+
+def _wrong_shapes(rank: int, world_size: int) -> None:
+    one = torch.ones(3)
+    for call in (
+        lambda: dist.all_gather([torch.ones(3)], one),
+        lambda: dist.all_gather([torch.ones(3), torch.ones(3, dtype=torch.int32)], one),
+        lambda: dist.all_gather_into_tensor(torch.ones(7), one),
+        lambda: dist.all_gather_into_tensor(torch.ones(6, dtype=torch.float64), one),
+        lambda: dist.reduce_scatter(torch.ones(3), [torch.ones(3)]),
+        lambda: dist.reduce_scatter_tensor(torch.ones(3), torch.ones(7)),
+        lambda: dist.all_to_all([torch.ones(3)], [torch.ones(3)]),
+    ):
+        expect_error(call, within_s=AT_ONCE_S)
+        _still_works(rank, world_size)
+
+
+def test_shapes_that_do_not_fit() -> None:
+    gloo_lacks("accepts some")
+    run_ranks(_wrong_shapes, 2)
+
+
+def _after_destroy(rank: int, world_size: int) -> None:
+    group = dist.group.WORLD
+    assert group is not None
+    backend = group._get_backend(torch.device("cpu"))
+    dist.barrier()
+    dist.destroy_process_group()
+    expect_error(lambda: dist.all_reduce(torch.ones(3)), within_s=AT_ONCE_S)
+    if not on_gloo():  # The object itself outlives its group.
+        expect_error(lambda: _wait(backend.allreduce([torch.ones(3)])), within_s=AT_ONCE_S)
+        expect_error(lambda: _wait(backend.barrier()), within_s=AT_ONCE_S)
+
+
+def _wait(work: dist.Work | None) -> None:
+    if work is not None:
+        work.wait()
+
+
+def test_use_after_destroy() -> None:
+    run_ranks(_after_destroy, 2)
+
+
+def _forked_child(rank: int, world_size: int) -> None:
+    _still_works(rank, world_size)
+    pending = dist.all_reduce(torch.ones(70001), async_op=True)
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            for call in (lambda: dist.all_reduce(torch.ones(3)), dist.barrier, lambda: dist.send(torch.ones(1), 1 - rank)):
+                message = expect_error(call, within_s=AT_ONCE_S)
+                assert "fork" in message.lower(), message
+            code = 0
+        finally:
+            os._exit(code)  # Without the destructors; the next test has those.
+    deadline = time.monotonic() + 20
+    while True:
+        done, status = os.waitpid(pid, os.WNOHANG)
+        if done:
+            break
+        if time.monotonic() > deadline:
+            os.kill(pid, 9)
+            os.waitpid(pid, 0)
+            raise AssertionError("the forked child hung")
+        time.sleep(0.01)
+    assert os.waitstatus_to_exitcode(status) == 0, "the forked child failed"
+    pending.wait()
+    _still_works(rank, world_size)
+    dist.destroy_process_group()
+
+
+def test_forked_child_gets_an_error_and_the_parent_goes_on() -> None:
+    gloo_lacks("a forked child hangs")
+    assert_clean_exits(run_fresh_processes(_forked_child, 2))
+
+
+def _forked_child_exits(rank: int, world_size: int) -> None:
+    import sys
+
+    _still_works(rank, world_size)
+    dist.new_group()
+    sys.stdout.flush()
+    pid = os.fork()
+    if pid == 0:
+        sys.exit(0)  # Finalizes the interpreter: destructors and atexit handlers run in the child.
+    _, status = os.waitpid(pid, 0)
+    assert os.waitstatus_to_exitcode(status) == 0, f"the forked child ended with {os.waitstatus_to_exitcode(status)}"
+    _still_works(rank, world_size)
+    dist.destroy_process_group()
+
+
+def test_forked_child_exits_normally() -> None:
+    gloo_lacks("destructors join threads that the child does not have")
+    assert_clean_exits(run_fresh_processes(_forked_child_exits, 2))
+
+
+def _huge(rank: int, world_size: int) -> None:
+    count = 2**31 + 8
+    tensor = torch.zeros(count, dtype=torch.int8)
+    tensor[-1] = rank + 1
+    tensor[rank] = 5
+    dist.all_reduce(tensor, dist.ReduceOp.MAX)
+    assert tensor[-1] == world_size and tensor[0] == 5 and tensor[1] == 5
+    assert int(tensor.count_nonzero()) == 3
+    tensor.fill_(rank)
+    tensor[-1] = 9 if rank == 1 else 3
+    dist.broadcast(tensor, 1)
+    assert tensor[0] == 1 and tensor[-1] == 9 and int(tensor[:-1].min()) == 1 and int(tensor[:-1].max()) == 1
+
+
+@pytest.mark.slow
+def test_more_than_two_gibibytes() -> None:
+    run_ranks(_huge, 2, timeout=300, group_timeout_s=280)

@@ -1,0 +1,53 @@
+"""TORCH_DISTRIBUTED_DEBUG=DETAIL wraps the backend; everything must still work through the wrapper."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from harness import assert_clean_exits, expect_error, on_gloo, run_fresh_processes
+from operations import KINDS, start
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+DETAIL = {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}
+
+
+def _operations(rank: int, world_size: int) -> None:
+    assert dist.get_debug_level() == dist.DebugLevel.DETAIL
+    group = dist.new_group()
+    for _ in range(3):
+        for kind in KINDS:
+            work, outputs, values = start(kind, rank, world_size, 100)
+            work.wait()
+            for output, value in zip(outputs, values, strict=False):
+                assert (output == value).all(), kind
+    tensor = torch.full((5,), float(rank))
+    dist.all_reduce(tensor, group=group)
+    assert (tensor == sum(range(world_size))).all()
+    (dist.send if rank == 0 else dist.recv)(tensor, 1 - rank)
+    gathered: list[object] = [None] * world_size
+    dist.all_gather_object(gathered, rank)
+    assert gathered == list(range(world_size))
+    torch.manual_seed(0)
+    model = DDP(nn.Linear(4, 2))
+    model(torch.ones(3, 4) * (rank + 1)).sum().backward()
+    assert torch.equal(model.module.weight.grad, torch.full((2, 4), 4.5))
+    dist.destroy_process_group()
+
+
+def test_every_operation_and_ddp() -> None:
+    assert_clean_exits(run_fresh_processes(_operations, 2, env=DETAIL, executed=True))
+
+
+def _mismatch(rank: int, world_size: int) -> None:
+    expect_error(lambda: dist.all_reduce(torch.ones(3 + rank)), within_s=20)
+    expect_error(lambda: dist.barrier() if rank == 0 else dist.all_reduce(torch.ones(3)), within_s=20)
+    if not on_gloo():
+        tensor = torch.ones(3)
+        dist.all_reduce(tensor)
+        assert (tensor == world_size).all()
+    dist.destroy_process_group()
+
+
+def test_mismatch_is_an_error() -> None:
+    assert_clean_exits(run_fresh_processes(_mismatch, 2, env=DETAIL, executed=True, group_timeout_s=10))

@@ -1,0 +1,300 @@
+"""Process groups: subgroups, several at once, threads, destroy and re-init, split, sequence numbers."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from itertools import combinations
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from harness import BACKEND, TORCH_VERSION, expect_error, gloo_lacks, on_gloo, run_ranks, store
+
+
+def _backend_of(group: dist.ProcessGroup | None = None) -> Any:
+    group = group or dist.group.WORLD
+    assert group is not None
+    return group._get_backend(torch.device("cpu"))
+
+
+def _check_sum(group: dist.ProcessGroup | None, members: list[int], rank: int, count: int = 10) -> None:
+    tensor = torch.full((count,), float(rank))
+    dist.all_reduce(tensor, group=group)
+    assert (tensor == sum(members)).all(), f"group {members}: {tensor[0].item()}"
+
+
+def _identity(rank: int, world_size: int) -> None:
+    assert dist.get_rank() == rank and dist.get_world_size() == world_size
+    assert dist.get_backend() == BACKEND
+    assert _backend_of().name() == BACKEND
+    assert _backend_of().rank() == rank and _backend_of().size() == world_size
+
+
+def test_identity() -> None:
+    run_ranks(_identity, 2)
+
+
+def _all_subgroups(rank: int, world_size: int) -> None:
+    groups = {}
+    for size in range(1, world_size + 1):
+        for members in combinations(range(world_size), size):
+            groups[members] = dist.new_group(list(members))
+    for _ in range(3):
+        for members, group in groups.items():
+            if rank in members:
+                for count in (1, 70001):
+                    _check_sum(group, list(members), rank, count)
+                assert dist.get_group_rank(group, rank) == members.index(rank)
+    _check_sum(None, list(range(world_size)), rank)
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 4])
+def test_every_subgroup(world_size: int) -> None:
+    run_ranks(_all_subgroups, world_size, timeout=90)
+
+
+def _overlapping_async(rank: int, world_size: int) -> None:
+    pairs = [[0, 1], [1, 2], [2, 0]]
+    groups = [dist.new_group(pair) for pair in pairs]
+    started = []
+    order = list(range(3)) if rank != 1 else [1, 0, 2]  # Groups are independent: ranks may use them in any order.
+    for step in range(20):
+        for index in order:
+            if rank in pairs[index]:
+                tensor = torch.full((1 + 1000 * (step % 3),), float(rank))
+                started.append((dist.all_reduce(tensor, group=groups[index], async_op=True), tensor, sum(pairs[index])))
+    for work, tensor, expected in started:
+        work.wait()
+        assert (tensor == expected).all()
+
+
+def test_overlapping_groups_in_different_orders() -> None:
+    run_ranks(_overlapping_async, 3)
+
+
+def _in_threads(targets: list[Callable[[], None]]) -> None:
+    errors: list[BaseException] = []
+
+    def guarded(target: Callable[[], None]) -> None:
+        try:
+            target()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=guarded, args=(target,), daemon=True) for target in targets]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(50)
+        assert not thread.is_alive(), "a thread hangs"
+    if errors:
+        raise errors[0]
+
+
+def _threads(rank: int, world_size: int) -> None:
+    groups = [dist.new_group() for _ in range(4)]
+    members = list(range(world_size))
+
+    def use(index: int) -> None:
+        for step in range(100):
+            tensor = torch.full((1 + 5000 * (step % 2),), float(rank + index))
+            dist.all_reduce(tensor, group=groups[index])
+            assert (tensor == sum(members) + world_size * index).all(), f"group {index}, step {step}"
+            if step % 10 == 0:
+                dist.barrier(group=groups[index])
+
+    _in_threads([lambda i=i: use(i) for i in range(4)])
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_groups_used_from_several_threads(world_size: int) -> None:
+    run_ranks(_threads, world_size)
+
+
+def _threads_p2p(rank: int, world_size: int) -> None:
+    def exchange(tag: int) -> None:
+        for step in range(50):
+            received = torch.zeros(1000)
+            work = dist.isend(torch.full((1000,), float(tag * 1000 + step)), 1 - rank, tag=tag)
+            dist.recv(received, 1 - rank, tag=tag)
+            work.wait()
+            assert (received == tag * 1000 + step).all()
+
+    _in_threads([lambda t=t: exchange(t) for t in range(4)])
+
+
+def test_point_to_point_from_several_threads() -> None:
+    run_ranks(_threads_p2p, 2)
+
+
+def _local_synchronization(rank: int, world_size: int) -> None:
+    members = [0, 2]
+    if rank in members:  # Rank 1 takes no part and does not hear of it.
+        group = dist.new_group(members, use_local_synchronization=True)
+        _check_sum(group, members, rank)
+    _check_sum(None, [0, 1, 2], rank)
+
+
+def test_use_local_synchronization() -> None:
+    run_ranks(_local_synchronization, 3)
+
+
+def _destroy_one(rank: int, world_size: int) -> None:
+    members = list(range(world_size))
+    first, second = dist.new_group(), dist.new_group()
+    _check_sum(first, members, rank)
+    dist.destroy_process_group(first)
+    if not on_gloo():  # Which goes on with a destroyed group.
+        expect_error(lambda: dist.all_reduce(torch.ones(3), group=first))
+    _check_sum(second, members, rank)
+    _check_sum(None, members, rank)
+    for _ in range(20):
+        group = dist.new_group()
+        _check_sum(group, members, rank)
+        dist.destroy_process_group(group)
+    _check_sum(second, members, rank)
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_destroying_one_group_leaves_the_others(world_size: int) -> None:
+    run_ranks(_destroy_one, world_size)
+
+
+def _descriptors() -> int:
+    return len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0
+
+
+def _reinit(rank: int, world_size: int, path: str, times: int) -> tuple[int, int]:
+    before = (0, 0)
+    for turn in range(times):
+        file = dist.FileStore(f"{path}-{turn}", world_size)
+        dist.init_process_group(BACKEND, store=file, rank=rank, world_size=world_size, timeout=timedelta(seconds=30))
+        for count in (1, 70001):
+            _check_sum(None, list(range(world_size)), rank, count)
+        if turn % 10 == 0:
+            work = dist.all_reduce(torch.ones(5), async_op=True)
+            work.wait()
+        dist.destroy_process_group()
+        if turn == 10:
+            before = (_descriptors(), threading.active_count())
+    return _descriptors() - before[0], threading.active_count() - before[1]
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_destroy_and_reinit_a_hundred_times(world_size: int, tmp_path: Any) -> None:
+    for rank, (descriptors, threads) in enumerate(
+        run_ranks(_reinit, world_size, str(tmp_path / "store"), 100, init=False, timeout=120)
+    ):
+        assert descriptors < 20, f"rank {rank} leaked {descriptors} descriptors"
+        assert threads < 10, f"rank {rank} leaked {threads} threads"
+
+
+def _reinit_one_store(rank: int, world_size: int, path: str) -> None:
+    # An elastic restart comes back to the same TCPStore with the same group names.
+    base = dist.FileStore(path, world_size)
+    for turn in range(5):
+        dist.init_process_group(
+            BACKEND,
+            store=dist.PrefixStore(f"attempt{turn}", base),
+            rank=rank,
+            world_size=world_size,
+            timeout=timedelta(seconds=30),
+        )
+        _check_sum(None, list(range(world_size)), rank)
+        dist.destroy_process_group()
+
+
+def test_reinit_over_one_store(tmp_path: Any) -> None:
+    run_ranks(_reinit_one_store, 2, str(tmp_path / "store"), init=False)
+
+
+def _split(rank: int, world_size: int) -> None:
+    parent = _backend_of()
+    assert parent.supports_splitting, "splitting is not supported"
+    for turn in range(3):  # The same name again and again, as default names of split_group do.
+        color = [0, 2] if rank in (0, 2) else [1]
+        options = parent.options
+        assert options is not None
+        child = parent.split(dist.PrefixStore(f"split{turn if TORCH_VERSION < (2, 13) else ''}", store()), color, options)
+        assert child.size() == len(color) and child.rank() == color.index(rank)
+        tensor = torch.full((1000,), float(rank))
+        work = child.allreduce([tensor], dist.AllreduceOptions())
+        if work is not None:
+            work.wait()
+        assert (tensor == sum(color)).all()
+        child.shutdown()
+    _check_sum(None, list(range(world_size)), rank)
+
+
+def test_backend_split() -> None:
+    gloo_lacks("no options that split takes, and no counter in its keys")
+    run_ranks(_split, 3)
+
+
+def _sequence_numbers(rank: int, world_size: int) -> None:
+    backend = _backend_of()
+    backend._set_sequence_number_for_group()
+    first = backend._get_sequence_number_for_group()
+    for _ in range(5):
+        _check_sum(None, [0, 1], rank)
+    assert backend._get_sequence_number_for_group() == first + 5
+    numbers: list[Any] = [None, None]
+    dist.all_gather_object(numbers, backend._get_sequence_number_for_group())
+    assert numbers[0] == numbers[1]
+
+
+def test_sequence_numbers() -> None:
+    run_ranks(_sequence_numbers, 2)
+
+
+def _timeout_option(rank: int, world_size: int) -> None:
+    import copy
+
+    options = _backend_of().options
+    assert options._timeout == timedelta(seconds=50)
+    assert copy.deepcopy(options)._timeout == timedelta(seconds=50)
+
+
+def test_options_carry_the_timeout_and_deepcopy() -> None:
+    gloo_lacks("options do not deepcopy")
+    run_ranks(_timeout_option, 2)
+
+
+def _shutdown_twice(rank: int, world_size: int) -> None:
+    group = dist.new_group()
+    _check_sum(group, [0, 1], rank)
+    backend = _backend_of(group)
+    backend.shutdown()
+    backend.shutdown()
+    backend.abort()
+    _check_sum(None, [0, 1], rank)
+
+
+def test_shutdown_and_abort_are_idempotent() -> None:
+    gloo_lacks("shutdown is not implemented")
+    run_ranks(_shutdown_twice, 2)
+
+
+def _abort_wakes(rank: int, world_size: int) -> None:
+    group = dist.new_group()
+    dist.barrier(group=group)
+    if rank == 0:
+        work = dist.all_reduce(torch.ones(10), group=group, async_op=True)
+        future = work.get_future()
+        timer = threading.Timer(0.3, _backend_of(group).abort)
+        timer.start()
+        expect_error(work.wait, within_s=10)
+        expect_error(future.wait, within_s=10)
+        timer.join()
+        store().set("aborted", "1")
+    store().wait(["aborted"])
+    _check_sum(None, [0, 1], rank)
+
+
+def test_abort_wakes_waiters_and_fails_futures() -> None:
+    gloo_lacks("futures of aborted operations hang")
+    run_ranks(_abort_wakes, 2)

@@ -1,0 +1,135 @@
+"""torch 2.15's hooks: the flight recorder sees operations complete, or not; the NaN check raises; abort hooks run."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import time
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from harness import BACKEND, assert_clean_exits, expect_error, gloo_lacks, needs_torch_215, run_fresh_processes, store
+from operations import KINDS, start
+
+pytestmark = needs_torch_215
+RECORDER = {"TORCH_FR_BUFFER_SIZE": "2000"}
+
+
+def _entries() -> list[dict[str, Any]]:
+    """The flight recorder's entries for our backend, oldest first."""
+    from torch._C._distributed_c10d import _dump_fr_trace
+
+    return pickle.loads(_dump_fr_trace(backend=BACKEND)).get("entries", [])
+
+
+def _wait_completed(count: int) -> list[dict[str, Any]]:
+    deadline = time.monotonic() + 10
+    while True:
+        entries = _entries()
+        if len(entries) >= count and all(entry["state"] == "completed" for entry in entries):
+            return entries
+        if time.monotonic() > deadline:
+            states = [(entry["profiling_name"], entry["state"]) for entry in entries]
+            raise AssertionError(f"not {count} completed entries: {states}")
+        time.sleep(0.05)
+
+
+def _recorded(rank: int, world_size: int) -> None:
+    for _ in range(5):
+        dist.all_reduce(torch.ones(100))
+    _wait_completed(5)
+    for kind in KINDS:
+        for count in (10, 300000):
+            start(kind, rank, world_size, count)[0].wait()
+    work = dist.isend(torch.ones(5), 1) if rank == 0 else dist.irecv(torch.ones(5), 0)
+    assert work is not None
+    work.wait()
+    entries = _wait_completed(5 + 2 * len(KINDS))
+    names = " ".join(entry["profiling_name"] for entry in entries).lower().replace("_", "")
+    for word in ("allreduce", "broadcast", "allgather", "reducescatter", "alltoall", "barrier"):
+        assert word in names, f"{word} was not recorded: {names}"
+    dist.destroy_process_group()
+
+
+def test_flight_recorder_sees_every_operation_complete() -> None:
+    gloo_lacks("its own recording never completes some kinds")
+    assert_clean_exits(run_fresh_processes(_recorded, 2, env=RECORDER))
+
+
+def _never_waited(rank: int, world_size: int) -> None:
+    kept = [dist.all_reduce(torch.ones(10), async_op=True) for _ in range(20)]
+    dist.barrier()
+    _wait_completed(21)
+    assert len(kept) == 20
+
+
+def test_flight_recorder_sees_unwaited_operations_complete() -> None:
+    gloo_lacks("completes an entry only when it is waited for")
+    assert_clean_exits(run_fresh_processes(_never_waited, 2, env=RECORDER))
+
+
+def _timed_out(rank: int, world_size: int) -> None:
+    for _ in range(3):
+        dist.all_reduce(torch.ones(10))
+    if rank == 1:
+        store().wait(["seen"], timedelta(seconds=30))
+        return
+    expect_error(lambda: dist.broadcast(torch.ones(10), 1), within_s=10)
+    entries = _entries()
+    store().set("seen", "1")
+    hung = [entry for entry in entries if entry["state"] != "completed"]
+    assert len(hung) == 1, [(entry["profiling_name"], entry["state"]) for entry in entries]
+    assert "broadcast" in hung[0]["profiling_name"].lower(), hung[0]["profiling_name"]
+    from torch._C._distributed_c10d import _dump_fr_trace_json
+
+    as_json = json.loads(_dump_fr_trace_json(backend=BACKEND))
+    assert any(e["state"] != "completed" and "broadcast" in e["profiling_name"].lower() for e in as_json["entries"])
+
+
+def test_dump_after_a_timeout_shows_what_hung() -> None:
+    gloo_lacks("marks failed operations as completed")
+    assert_clean_exits(run_fresh_processes(_timed_out, 2, env=RECORDER, group_timeout_s=2))
+
+
+def _recorder_off(rank: int, world_size: int) -> None:
+    dist.all_reduce(torch.ones(3))
+    assert _entries() == []
+
+
+def test_recorder_can_be_turned_off() -> None:
+    gloo_lacks("records natively")
+    assert_clean_exits(run_fresh_processes(_recorder_off, 2, env={"TORCH_FR_BUFFER_SIZE": "0"}))
+
+
+def _nan_check(rank: int, world_size: int) -> None:
+    bad = torch.tensor([1.0, float("nan")])
+    expect_error(lambda: dist.all_reduce(bad), "nan", within_s=10)
+    expect_error(lambda: dist.all_gather_into_tensor(torch.zeros(2 * world_size), bad), "nan", within_s=10)
+    tensor = torch.ones(3)
+    dist.all_reduce(tensor)
+    assert (tensor == world_size).all()
+    dist.all_reduce(torch.ones(3, dtype=torch.int32))
+    dist.destroy_process_group()
+
+
+def test_nan_check_raises() -> None:
+    assert_clean_exits(run_fresh_processes(_nan_check, 2, env={"TORCH_DIST_NAN_CHECK": "1"}))
+
+
+def _abort_hook(rank: int, world_size: int) -> None:
+    backend = dist.group.WORLD._get_backend(torch.device("cpu"))  # type: ignore[union-attr]
+    assert backend.supports_abort_hooks and backend.supports_completion_hooks
+    calls: list[int] = []
+    backend.register_abort_hook(1, lambda: calls.append(1))
+    backend.register_abort_hook(2, lambda: calls.append(2))
+    backend.unregister_abort_hook(2)
+    dist.barrier()
+    backend.abort()
+    assert calls and set(calls) == {1}, calls
+
+
+def test_abort_hooks_run() -> None:
+    gloo_lacks("no abort hooks")
+    assert_clean_exits(run_fresh_processes(_abort_hook, 2))

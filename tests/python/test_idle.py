@@ -1,0 +1,58 @@
+"""An idle process uses no CPU: none of our threads wakes up while nothing happens (Linux)."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from harness import assert_clean_exits, on_gloo, run_fresh_processes
+from operations import KINDS, start
+
+pytestmark = [
+    pytest.mark.skipif(sys.platform != "linux", reason="reads /proc"),
+    pytest.mark.skipif(on_gloo(), reason="gloo: a promise of ours alone"),
+]
+IDLE_S = 10
+
+
+def _switches() -> dict[str, int]:
+    """Voluntary context switches by thread, without the main thread."""
+    counts = {}
+    for task in Path("/proc/self/task").iterdir():
+        if task.name == str(threading.main_thread().native_id):
+            continue
+        lines = (task / "status").read_text().splitlines()
+        fields = dict(line.split(":", 1) for line in lines if ":" in line)
+        counts[f"{fields['Name'].strip()} {task.name}"] = int(fields["voluntary_ctxt_switches"])
+    return counts
+
+
+def _idle(rank: int, world_size: int) -> None:
+    group = dist.new_group()
+    for kind in KINDS:
+        for count in (10, 300000):
+            start(kind, rank, world_size, count)[0].wait()
+    done = threading.Event()
+    dist.all_reduce(torch.ones(70001), group=group, async_op=True).get_future().then(lambda _: done.set())
+    assert done.wait(20), "the callback never ran"
+    (dist.send if rank == 0 else dist.recv)(torch.ones(300000), 1 - rank)
+    dist.barrier()
+    time.sleep(1)
+    before = _switches()
+    processor_s = time.process_time()
+    time.sleep(IDLE_S)
+    used_s = time.process_time() - processor_s
+    after = _switches()
+    woken = {name: count - before.get(name, 0) for name, count in after.items() if count != before.get(name, 0)}
+    assert not woken, f"threads that woke up in {IDLE_S} idle seconds: {woken}"
+    assert used_s < 0.05, f"{used_s:.3f} s of processor time in {IDLE_S} idle seconds"
+    dist.destroy_process_group()
+
+
+def test_no_thread_wakes_up_when_idle() -> None:
+    assert_clean_exits(run_fresh_processes(_idle, 2))

@@ -1,0 +1,27 @@
+"""csrc never includes torch, so that it compiles in seconds and its tests need none of it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+FORBIDDEN = re.compile(r'^\s*#\s*include\s*[<"]((?:torch|ATen|c10|caffe2|pybind11|torch_backend)/|Python\.h)', re.MULTILINE)
+SUFFIXES = {".h", ".hpp", ".cc", ".cpp", ".cu", ".cuh", ".inc", ".inl"}
+
+
+def test_pattern_finds_torch() -> None:
+    assert FORBIDDEN.search("#include <torch/extension.h>\n")
+    assert FORBIDDEN.search('\n #  include "c10/util/Half.h"\n')
+    assert not FORBIDDEN.search('#include "core/request.h"\n// #include <torch/extension.h>\n')
+
+
+def test_csrc_includes_no_torch() -> None:
+    files = [path for path in (ROOT / "csrc").rglob("*") if path.suffix in SUFFIXES]
+    assert files, "there is nothing under csrc"
+    found = [
+        f"{path.relative_to(ROOT)}: {match.group(0).strip()}"
+        for path in files
+        for match in FORBIDDEN.finditer(path.read_text(errors="replace"))
+    ]
+    assert not found, "\n".join(found)

@@ -1,0 +1,279 @@
+#include "backend.h"
+
+#include <pybind11/pybind11.h>
+
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+
+#include "core/error.h"
+#include "errors.h"
+#include "interrupt.h"
+#include "live_groups.h"
+
+namespace horon::torch_backend {
+namespace {
+
+// An asynchronous collective in the lane's queue.
+class CollectiveTask final : public Task {
+ public:
+  CollectiveTask(std::shared_ptr<Group> group, std::shared_ptr<Hooks> hooks, Collective collective,
+                 c10::intrusive_ptr<HoronWork> work, const Deadline& deadline)
+      : group_(std::move(group)),
+        hooks_(std::move(hooks)),
+        collective_(std::move(collective)),
+        work_(std::move(work)),
+        deadline_(deadline) {}
+
+  void execute() noexcept override {
+    try {
+      for (const Request& request : collective_.requests) {
+        group_->transport().run(request, {deadline_, interrupt_check()});
+      }
+      collective_.finish();
+    } catch (...) {
+      error_ = std::current_exception();
+    }
+  }
+
+  void fail(const std::string& reason) noexcept override {
+    error_ = std::make_exception_ptr(GroupError(reason));
+  }
+
+  void complete() noexcept override {
+    if (error_ && ends_group(error_)) {
+      group_->set_failed();
+      hooks_->on_abort.call_all();
+    }
+    // The task may be the last to hold tensors and group: let go of them after the world was told.
+    const c10::intrusive_ptr<HoronWork> work = std::move(work_);
+    work->complete(translated(error_));
+  }
+
+ private:
+  const std::shared_ptr<Group> group_;
+  const std::shared_ptr<Hooks> hooks_;
+  Collective collective_;
+  c10::intrusive_ptr<HoronWork> work_;
+  const Deadline deadline_;
+  std::exception_ptr error_;
+};
+
+std::vector<int> to_ints(const std::vector<uint64_t>& ranks) {
+  return {ranks.begin(), ranks.end()};
+}
+
+}  // namespace
+
+HoronBackend::HoronBackend(c10::intrusive_ptr<c10d::Store> store, int rank, int size,
+                           c10::intrusive_ptr<BackendOptions> options, GlooMaker make_gloo)
+    : c10d::Backend(rank, size),
+      options_(std::move(options)),
+      make_gloo_(std::move(make_gloo)),
+      builder_(rank, size),
+      timeout_ms_(options_->timeout.count()) {
+  try {
+    group_ = Group::make(store, {rank, size, to_ints(options_->global_ranks_in_group)},
+                         options_->engine, options_->timeout, [&] {
+                           return make_gloo_(c10::make_intrusive<c10d::PrefixStore>("gloo", store),
+                                             rank, size, options_->timeout);
+                         });
+  } catch (...) {
+    rethrow_translated();
+  }
+  LiveGroups::instance().add(group_);
+}
+
+HoronBackend::~HoronBackend() {
+  // Joining the lane's thread with the GIL held could wait for a callback that waits for the GIL.
+  if (Py_IsInitialized() != 0 && PyGILState_Check() != 0) {
+    const pybind11::gil_scoped_release no_gil;
+    group_.reset();
+  }
+}
+
+std::chrono::milliseconds HoronBackend::resolve(std::chrono::milliseconds timeout) const {
+  return timeout == c10d::kUnsetTimeout ? std::chrono::milliseconds(timeout_ms_.load()) : timeout;
+}
+
+c10::intrusive_ptr<HoronWork> HoronBackend::make_work(const Call& call, const Tensors& inputs,
+                                                      Tensors outputs) {
+  HoronWork::Origin origin;
+  origin.rank = rank_;
+  origin.op_type = call.op_type;
+  origin.profiling_title = call.title;
+  origin.sequence = sequence_.load();
+  origin.timeout = call.timeout;
+  origin.lane = group_->lane();
+  origin.hooks = hooks_;
+  auto work = c10::make_intrusive<HoronWork>(origin, inputs, std::move(outputs));
+  work->set_abort([group = std::weak_ptr<Group>(group_)] {
+    if (const auto alive = group.lock()) {
+      alive->abort("Work.abort() was called");
+    }
+  });
+  const std::lock_guard lock(coalescing_mutex_);
+  if (is_coalescing_) {
+    coalesced_.push_back(work);
+  }
+  return work;
+}
+
+HoronBackend::WorkPtr HoronBackend::issue(Collective collective, const Call& call) {
+  group_->check_process(call.title);
+  sequence_.fetch_add(1);
+  if (!call.is_async) {
+    run_now(collective, call);
+    return nullptr;
+  }
+  auto work = make_work(call, collective.inputs, collective.outputs);
+  auto task = std::make_shared<CollectiveTask>(group_, hooks_, std::move(collective), work,
+                                               Deadline::after(call.timeout));
+  try {
+    group_->lane()->submit(task);
+  } catch (...) {
+    rethrow_translated();
+  }
+  return work;
+}
+
+void HoronBackend::run_now(const Collective& collective, const Call& call) {
+  std::optional<at::RecordFunction> profile;
+  if (at::hasCallbacks()) {
+    profile.emplace(at::RecordScope::USER_SCOPE);
+    if (profile->isActive()) {
+      profile->_setAsync();  // as c10d's own works appear in a trace
+      std::vector<c10::IValue> inputs(collective.inputs.begin(), collective.inputs.end());
+      profile->before(call.title,
+                      c10::ArrayRef<const c10::IValue>(inputs.data(), inputs.size()));
+    }
+  }
+  const WaitContext context{Deadline::after(call.timeout), interrupt_check()};
+  try {
+    group_->lane()->run([&] {
+      for (const Request& request : collective.requests) {
+        group_->transport().run(request, context);
+      }
+    });
+    if (!collective.copy_back.empty()) {
+      Collective results;
+      results.copy_back = collective.copy_back;
+      results.finish();
+    }
+  } catch (...) {
+    if (ends_group(std::current_exception())) {
+      group_->set_failed();
+      hooks_->on_abort.call_all();
+    }
+    rethrow_translated();
+  }
+}
+
+bool HoronBackend::supportsCoalescing() const { return is_shared(); }
+
+void HoronBackend::startCoalescing() {
+  const std::lock_guard lock(coalescing_mutex_);
+  TORCH_CHECK(!is_coalescing_, "horon: startCoalescing: a coalesced batch is already open.");
+  is_coalescing_ = true;
+}
+
+HoronBackend::WorkPtr HoronBackend::endCoalescing() {
+  std::vector<c10::intrusive_ptr<HoronWork>> parts;
+  {
+    const std::lock_guard lock(coalescing_mutex_);
+    TORCH_CHECK(is_coalescing_, "horon: endCoalescing: no coalesced batch is open.");
+    is_coalescing_ = false;
+    parts.swap(coalesced_);
+  }
+  const auto whole = make_work({c10d::OpType::COALESCED, "horon:coalesced", resolve(c10d::kUnsetTimeout), true}, {}, {});
+  struct Progress {
+    std::mutex mutex;
+    std::size_t missing = 0;
+    std::exception_ptr error;
+  };
+  const auto progress = std::make_shared<Progress>();
+  progress->missing = parts.size() + 1;  // one for this function itself
+  const auto end_part = [progress, whole](std::exception_ptr error) {
+    {
+      const std::lock_guard lock(progress->mutex);
+      if (error && !progress->error) {
+        progress->error = error;
+      }
+      if (--progress->missing > 0) {
+        return;
+      }
+    }
+    whole->complete(progress->error);
+  };
+  for (const auto& part : parts) {
+    part->getFuture()->addCallback([end_part](c10::ivalue::Future& future) {
+      end_part(future.hasError() ? future.exception_ptr() : nullptr);
+    });
+  }
+  end_part(nullptr);
+  return whole;
+}
+
+c10::intrusive_ptr<c10d::Backend> HoronBackend::split(const c10::intrusive_ptr<c10d::Store>& store,
+                                                      const std::vector<int>& ranks,
+                                                      const c10::intrusive_ptr<Options>& opts) {
+  // Default names of splits come again: the number of this split is part of every key. All ranks of
+  // the parent call split, members or not, so the numbers agree.
+  const int number = splits_.fetch_add(1);
+  const auto own = std::find(ranks.begin(), ranks.end(), rank_);
+  if (own == ranks.end()) {
+    return nullptr;
+  }
+  for (const int rank : ranks) {
+    check_rank("split", rank);
+  }
+  auto options = c10::make_intrusive<BackendOptions>(*options_);
+  if (opts) {
+    options->timeout = opts->timeout;
+    options->group_name = opts->group_name;
+    options->group_desc = opts->group_desc;
+    if (const auto* ours = dynamic_cast<const BackendOptions*>(opts.get())) {
+      options->engine = ours->engine;
+    }
+  }
+  std::vector<uint64_t> global_ranks;
+  for (const int rank : ranks) {
+    const auto& parents = options_->global_ranks_in_group;
+    global_ranks.push_back(parents.empty() ? static_cast<uint64_t>(rank)
+                                           : parents[static_cast<std::size_t>(rank)]);
+  }
+  options->global_ranks_in_group = global_ranks;
+  const auto keys = c10::make_intrusive<c10d::PrefixStore>(
+      "horon_split/" + std::to_string(number) + "/" + std::to_string(ranks[0]), store);
+  return c10::make_intrusive<HoronBackend>(keys, static_cast<int>(own - ranks.begin()),
+                                           static_cast<int>(ranks.size()), options, make_gloo_);
+}
+
+void HoronBackend::setTimeout(std::chrono::milliseconds timeout) {
+  timeout_ms_.store(timeout.count());
+  options_->timeout = timeout;
+}
+
+c10d::ErrorType HoronBackend::getError() {
+  return group_->has_failed() ? c10d::ErrorType::COMM_ERROR : c10d::ErrorType::SUCCESS;
+}
+
+void HoronBackend::abort() {
+  hooks_->on_abort.call_all();
+  group_->abort("the process group was aborted");
+}
+
+void HoronBackend::shutdown() {
+  // Operations bring their own deadlines, so this ends.
+  group_->shutdown(Deadline::after(std::chrono::hours(24 * 365)));
+}
+
+#if HORON_HAS_HOOKS
+void HoronBackend::registerCompletionHook(int64_t id, c10d::CompletionHook hook) {
+  hooks_->on_completion.add(id, [hook = std::move(hook)](std::uint64_t key) {
+    c10d::CompletionHookArgs args;
+    args.completionKey = key;
+    hook(args);
+  });
+}
+#endif
+
+}  // namespace horon::torch_backend

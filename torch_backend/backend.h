@@ -1,0 +1,141 @@
+// horon's c10d::Backend: checks arguments, makes requests, hands them to the group's lane.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "backend_options.h"
+#include "compat.h"
+#include "group.h"
+#include "hooks.h"
+#include "request_builder.h"
+#include "work.h"
+
+namespace horon::torch_backend {
+
+// Makes the Gloo group of a (parent or split) group, given its store, rank, size and timeout.
+using GlooMaker = std::function<c10::intrusive_ptr<c10d::Backend>(
+    const c10::intrusive_ptr<c10d::Store>&, int, int, std::chrono::milliseconds)>;
+
+// Thread safety: all methods, as c10d asks.
+class HoronBackend final : public c10d::Backend {
+ public:
+  // Blocks until all ranks of the group are here. Not to be called with the GIL held.
+  HoronBackend(c10::intrusive_ptr<c10d::Store> store, int rank, int size,
+               c10::intrusive_ptr<BackendOptions> options, GlooMaker make_gloo);
+  ~HoronBackend() override;
+
+  using WorkPtr = c10::intrusive_ptr<c10d::Work>;
+  using Tensors = std::vector<at::Tensor>;
+
+  const std::string getBackendName() const override { return kBackendName; }
+  c10::intrusive_ptr<Options> getBackendOptions() override { return options_; }
+  c10::intrusive_ptr<BackendOptions> options() const { return options_; }
+
+  WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& opts) override;
+  WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& opts) override;
+  WorkPtr allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& opts) override;
+  WorkPtr allreduce_coalesced(Tensors& tensors,
+                              const c10d::AllreduceCoalescedOptions& opts) override;
+  WorkPtr reduce(Tensors& tensors, const c10d::ReduceOptions& opts) override;
+  WorkPtr allgather(std::vector<Tensors>& outputs, Tensors& inputs,
+                    const c10d::AllgatherOptions& opts) override;
+  WorkPtr _allgather_base(at::Tensor& output, at::Tensor& input,
+                          const c10d::AllgatherOptions& opts) override;
+  WorkPtr allgather_coalesced(std::vector<Tensors>& outputs, Tensors& inputs,
+                              const c10d::AllgatherOptions& opts) override;
+  WorkPtr allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                          const c10d::AllgatherOptions& opts) override;
+  WorkPtr gather(std::vector<Tensors>& outputs, Tensors& inputs,
+                 const c10d::GatherOptions& opts) override;
+#if HORON_HAS_HOOKS
+  WorkPtr gather_into_tensor(at::Tensor& output, at::Tensor& input,
+                             const c10d::GatherOptions& opts) override;
+#endif
+  WorkPtr scatter(Tensors& outputs, std::vector<Tensors>& inputs,
+                  const c10d::ScatterOptions& opts) override;
+  WorkPtr reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
+                         const c10d::ReduceScatterOptions& opts) override;
+  WorkPtr _reduce_scatter_base(at::Tensor& output, at::Tensor& input,
+                               const c10d::ReduceScatterOptions& opts) override;
+  WorkPtr reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                          const c10d::ReduceScatterOptions& opts) override;
+  WorkPtr alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_splits,
+                        std::vector<int64_t>& input_splits,
+                        const c10d::AllToAllOptions& opts) override;
+  WorkPtr alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& opts) override;
+  WorkPtr barrier(const c10d::BarrierOptions& opts) override;
+  void monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all_ranks) override;
+
+  WorkPtr send(Tensors& tensors, int destination, int tag) override;
+  WorkPtr recv(Tensors& tensors, int source, int tag) override;
+  WorkPtr recvAnysource(Tensors& tensors, int tag) override;
+
+  bool supportsCoalescing() const override;
+  void startCoalescing() override;
+  WorkPtr endCoalescing() override;
+
+  bool supportsSplitting() const override { return true; }
+  c10::intrusive_ptr<c10d::Backend> split(const c10::intrusive_ptr<c10d::Store>& store,
+                                          const std::vector<int>& ranks,
+                                          const c10::intrusive_ptr<Options>& opts) override;
+
+  // Sequence numbers start at 0 on every rank and count collectives.
+  void setSequenceNumberForGroup() override {}
+  uint64_t getSequenceNumberForGroup() override { return sequence_.load(); }
+  void setTimeout(std::chrono::milliseconds timeout) override;
+  c10d::ErrorType getError() override;
+  void abort() override;
+  void shutdown() override;
+
+#if HORON_HAS_HOOKS
+  bool supportsCompletionHooks() const override { return true; }
+  void registerCompletionHook(int64_t id, c10d::CompletionHook hook) override;
+  void unregisterCompletionHook(int64_t id) override { hooks_->on_completion.remove(id); }
+  bool supportsAbortHooks() const override { return true; }
+  void registerAbortHook(int64_t id, c10d::AbortHook hook) override {
+    hooks_->on_abort.add(id, std::move(hook));
+  }
+  void unregisterAbortHook(int64_t id) override { hooks_->on_abort.remove(id); }
+#endif
+
+  // True when the ranks share memory; false when Gloo carries the bytes.
+  bool is_shared() const { return group_->p2p() != nullptr; }
+  const std::shared_ptr<Group>& group() const { return group_; }
+
+ private:
+  // What issue() needs besides the collective.
+  struct Call {
+    c10d::OpType op_type;
+    const char* title;  // of the profiler's event
+    std::chrono::milliseconds timeout;
+    bool is_async;
+  };
+
+  WorkPtr issue(Collective collective, const Call& call);
+  void run_now(const Collective& collective, const Call& call);
+  WorkPtr issue_message(at::Tensor& tensor, int peer, int tag, c10d::OpType op_type);
+  WorkPtr message_over_gloo(Tensors& tensors, int peer, int tag, c10d::OpType op_type);
+  c10::intrusive_ptr<HoronWork> make_work(const Call& call, const Tensors& inputs, Tensors outputs);
+  std::chrono::milliseconds resolve(std::chrono::milliseconds timeout) const;
+  void check_rank(const char* operation, int peer) const;
+  const at::Tensor& single(const Tensors& tensors, OpKind kind) const;
+
+  const c10::intrusive_ptr<BackendOptions> options_;
+  const GlooMaker make_gloo_;
+  const RequestBuilder builder_;
+  const std::shared_ptr<Hooks> hooks_ = std::make_shared<Hooks>();
+  std::shared_ptr<Group> group_;
+  std::atomic<std::uint64_t> sequence_{0};
+  std::atomic<std::int64_t> timeout_ms_;
+  std::atomic<int> splits_{0};
+
+  std::mutex coalescing_mutex_;
+  bool is_coalescing_ = false;                                // guarded by coalescing_mutex_
+  std::vector<c10::intrusive_ptr<HoronWork>> coalesced_;      // guarded by coalescing_mutex_
+};
+
+}  // namespace horon::torch_backend

@@ -1,0 +1,171 @@
+// HoronBackend: point-to-point messages.
+
+#include "backend.h"
+#include "errors.h"
+
+namespace horon::torch_backend {
+namespace {
+
+// A message that Gloo carries. Its progress is Gloo's own; completion is noticed by who asks.
+class GlooMessageWork final : public HoronWork {
+ public:
+  GlooMessageWork(const Origin& origin, const std::vector<at::Tensor>& tensors,
+                  c10::intrusive_ptr<c10d::Work> inner)
+      : HoronWork(origin, tensors, tensors), inner_(std::move(inner)) {}
+
+  bool isCompleted() override {
+    if (inner_->isCompleted()) {
+      settle();
+    }
+    return is_finished();
+  }
+
+  bool wait(std::chrono::milliseconds timeout) override {
+    if (!is_finished()) {
+      try {
+        inner_->wait(timeout);
+      } catch (...) {  // kept by the inner work; settle() hands it on, or it was only the timeout
+        if (!inner_->isCompleted()) {
+          throw;
+        }
+      }
+      settle();
+    }
+    return HoronWork::wait(timeout);
+  }
+
+  int sourceRank() const override { return inner_->sourceRank(); }
+
+ private:
+  void settle() {
+    if (!is_settled_.exchange(true)) {
+      std::exception_ptr error;
+      try {
+        inner_->wait();
+      } catch (...) {
+        error = std::current_exception();
+      }
+      complete(error);
+    }
+  }
+
+  const c10::intrusive_ptr<c10d::Work> inner_;
+  std::atomic<bool> is_settled_{false};
+};
+
+const char* title_of(c10d::OpType type) {
+  return type == c10d::OpType::SEND ? "horon:send" : "horon:recv";
+}
+
+}  // namespace
+
+void HoronBackend::check_rank(const char* operation, int peer) const {
+  TORCH_CHECK_VALUE(peer >= 0 && peer < size_, "horon: ", operation, ": rank ", peer,
+                    " is not in this group of ", size_, " ranks.");
+}
+
+HoronBackend::WorkPtr HoronBackend::issue_message(at::Tensor& tensor, int peer, int tag,
+                                                  c10d::OpType op_type) {
+  const bool is_send = op_type == c10d::OpType::SEND;
+  const char* title = title_of(op_type);
+  const auto collective = std::make_shared<Collective>();
+  const auto op = std::make_shared<P2pOp>();
+  op->is_send = is_send;
+  op->peer = peer;
+  op->tag = tag;
+  const auto timeout = resolve(c10d::kUnsetTimeout);
+  op->deadline = Deadline::after(timeout);
+  if (is_send) {
+    const ConstSpan span = stage_input(*collective, tensor);
+    op->data = const_cast<std::byte*>(span.data);  // a send only reads
+    op->bytes = span.bytes;
+  } else {
+    const Span span = stage_output(*collective, tensor, false);
+    op->data = span.data;
+    op->bytes = span.bytes;
+  }
+  auto work = make_work({op_type, title, timeout, true}, {tensor}, {tensor});
+  op->on_done = [work, collective, hooks = hooks_, group = std::weak_ptr<Group>(group_)](
+                    std::exception_ptr error, int source) {
+    if (!error) {
+      collective->finish();
+      work->set_source_rank(source);
+    } else if (ends_group(error)) {
+      if (const auto alive = group.lock()) {
+        alive->set_failed();
+      }
+      hooks->on_abort.call_all();
+    }
+    work->complete(translated(error));
+  };
+  try {
+    group_->p2p()->start(op);
+  } catch (...) {
+    rethrow_translated();
+  }
+  return work;
+}
+
+HoronBackend::WorkPtr HoronBackend::message_over_gloo(Tensors& tensors, int peer, int tag,
+                                                      c10d::OpType op_type) {
+  c10d::Backend& gloo = *group_->gloo();
+  WorkPtr inner;
+  if (op_type == c10d::OpType::SEND) {
+    inner = gloo.send(tensors, peer, tag);
+  } else if (op_type == c10d::OpType::RECV) {
+    inner = gloo.recv(tensors, peer, tag);
+  } else {
+    inner = gloo.recvAnysource(tensors, tag);
+  }
+  HoronWork::Origin origin;
+  origin.rank = rank_;
+  origin.op_type = op_type;
+  origin.profiling_title = title_of(op_type);
+  origin.sequence = sequence_.load();
+  origin.timeout = resolve(c10d::kUnsetTimeout);
+  origin.hooks = hooks_;
+  return c10::make_intrusive<GlooMessageWork>(origin, tensors, inner);
+}
+
+namespace {
+
+void check_message(const std::vector<at::Tensor>& tensors, int tag, bool is_send) {
+  const char* operation = is_send ? "send" : "recv";
+  TORCH_CHECK_VALUE(tensors.size() == 1, "horon: ", operation, ": expected one tensor, got ",
+                    tensors.size(), ".");
+  TORCH_CHECK_VALUE(tag >= 0, "horon: ", operation, ": tag must not be negative, got ", tag, ".");
+  const at::Tensor& tensor = tensors[0];
+  TORCH_CHECK(tensor.layout() == c10::kStrided && tensor.is_cpu(), "horon: ", operation,
+              ": expected a dense CPU tensor, got layout ", tensor.layout(), " on ",
+              tensor.device(), ".");
+  if (!is_send) {
+    check_writable(tensor, OpKind::kBroadcast);
+  }
+}
+
+}  // namespace
+
+HoronBackend::WorkPtr HoronBackend::send(Tensors& tensors, int destination, int tag) {
+  group_->check_process("send");
+  check_message(tensors, tag, true);
+  check_rank("send", destination);
+  return is_shared() ? issue_message(tensors[0], destination, tag, c10d::OpType::SEND)
+                     : message_over_gloo(tensors, destination, tag, c10d::OpType::SEND);
+}
+
+HoronBackend::WorkPtr HoronBackend::recv(Tensors& tensors, int source, int tag) {
+  group_->check_process("recv");
+  check_message(tensors, tag, false);
+  check_rank("recv", source);
+  return is_shared() ? issue_message(tensors[0], source, tag, c10d::OpType::RECV)
+                     : message_over_gloo(tensors, source, tag, c10d::OpType::RECV);
+}
+
+HoronBackend::WorkPtr HoronBackend::recvAnysource(Tensors& tensors, int tag) {
+  group_->check_process("recv");
+  check_message(tensors, tag, false);
+  return is_shared() ? issue_message(tensors[0], kAnySource, tag, c10d::OpType::RECVANYSOURCE)
+                     : message_over_gloo(tensors, kAnySource, tag, c10d::OpType::RECVANYSOURCE);
+}
+
+}  // namespace horon::torch_backend

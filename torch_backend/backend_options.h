@@ -1,0 +1,24 @@
+// What a user can pass as pg_options, and what a backend tells about itself.
+#pragma once
+
+#include "compat.h"
+#include "core/options.h"
+
+namespace horon::torch_backend {
+
+inline constexpr const char* kBackendName = "horon";
+
+struct BackendOptions final : c10d::Backend::Options {
+  explicit BackendOptions(std::chrono::milliseconds timeout = kBackendDefaultTimeout)
+      : c10d::Backend::Options(kBackendName, timeout), engine(horon::Options::from_environment()) {}
+
+#if HORON_HAS_HOOKS
+  c10::intrusive_ptr<c10d::Backend::Options> clone() const override {
+    return c10::make_intrusive<BackendOptions>(*this);
+  }
+#endif
+
+  horon::Options engine;
+};
+
+}  // namespace horon::torch_backend

@@ -1,0 +1,117 @@
+// The Python module horon._C. No logic: names, types, and the GIL.
+
+#include <torch/csrc/utils/pybind.h>
+
+#include <pybind11/chrono.h>
+#include <torch/python.h>
+
+#include "backend.h"
+#include "live_groups.h"
+#include "reduce/reduce.h"
+
+namespace py = pybind11;
+
+namespace horon::torch_backend {
+namespace {
+
+// Wraps a Python function that makes a Gloo group; called without the GIL.
+GlooMaker wrap_gloo_maker(py::function function) {
+  // Shared: the function must be released with the GIL held, wherever the last copy dies.
+  const std::shared_ptr<py::function> held(new py::function(std::move(function)),
+                                           [](py::function* dying) {
+                                             if (Py_IsInitialized() != 0) {
+                                               const py::gil_scoped_acquire gil;
+                                               delete dying;
+                                             }
+                                           });
+  return [held](const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
+                std::chrono::milliseconds timeout) {
+    const py::gil_scoped_acquire gil;
+    return (*held)(store, rank, size, timeout).cast<c10::intrusive_ptr<c10d::Backend>>();
+  };
+}
+
+c10::intrusive_ptr<HoronBackend> create_backend(const c10::intrusive_ptr<c10d::Store>& store,
+                                                int rank, int size,
+                                                const c10::intrusive_ptr<BackendOptions>& options,
+                                                py::function make_gloo) {
+  const GlooMaker maker = wrap_gloo_maker(std::move(make_gloo));
+  const py::gil_scoped_release no_gil;
+  return c10::make_intrusive<HoronBackend>(store, rank, size, options, maker);
+}
+
+}  // namespace
+}  // namespace horon::torch_backend
+
+PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
+  using namespace horon::torch_backend;
+  using NoGil = py::call_guard<py::gil_scoped_release>;
+  py::module_::import("torch.distributed");  // registers the base classes
+
+  py::class_<BackendOptions, c10d::Backend::Options, c10::intrusive_ptr<BackendOptions>>(module,
+                                                                                         "Options")
+      .def(py::init<std::chrono::milliseconds>(), py::arg("timeout") = kBackendDefaultTimeout)
+      .def_property(
+          "inline_bytes", [](const BackendOptions& self) { return self.engine.inline_bytes; },
+          [](BackendOptions& self, std::size_t value) { self.engine.inline_bytes = value; })
+      .def_property(
+          "buffer_bytes", [](const BackendOptions& self) { return self.engine.buffer_bytes; },
+          [](BackendOptions& self, std::size_t value) { self.engine.buffer_bytes = value; })
+      .def_property(
+          "ring_bytes", [](const BackendOptions& self) { return self.engine.ring_bytes; },
+          [](BackendOptions& self, std::size_t value) { self.engine.ring_bytes = value; })
+      .def_property(
+          "eager_bytes", [](const BackendOptions& self) { return self.engine.eager_bytes; },
+          [](BackendOptions& self, std::size_t value) { self.engine.eager_bytes = value; })
+      .def_property(
+          "host_id", [](const BackendOptions& self) { return self.engine.host_id; },
+          [](BackendOptions& self, std::string value) { self.engine.host_id = std::move(value); })
+      .def_property(
+          "global_ranks_in_group",
+          [](const BackendOptions& self) { return self.global_ranks_in_group; },
+          [](BackendOptions& self, std::vector<uint64_t> ranks) {
+            self.global_ranks_in_group = std::move(ranks);
+          })
+      .def_property(
+          "group_name", [](const BackendOptions& self) { return self.group_name; },
+          [](BackendOptions& self, std::string value) { self.group_name = std::move(value); })
+      .def_property(
+          "_timeout", [](const BackendOptions& self) { return self.timeout; },
+          [](BackendOptions& self, std::chrono::milliseconds value) { self.timeout = value; })
+      .def("__copy__",
+           [](const BackendOptions& self) { return c10::make_intrusive<BackendOptions>(self); })
+      .def("__deepcopy__", [](const BackendOptions& self, const py::dict&) {
+        return c10::make_intrusive<BackendOptions>(self);
+      });
+
+  py::class_<HoronBackend, c10d::Backend, c10::intrusive_ptr<HoronBackend>>(module, "HoronBackend")
+      .def_property_readonly("options", &HoronBackend::options)
+      .def_property_readonly("is_shared", &HoronBackend::is_shared,
+                             "True when all ranks share memory; False when Gloo carries bytes.")
+      .def("get_error", &HoronBackend::getError, NoGil())
+      .def("_get_sequence_number_for_group", &HoronBackend::getSequenceNumberForGroup, NoGil())
+      .def(
+          "split",
+          [](HoronBackend& self, const c10::intrusive_ptr<c10d::Store>& store,
+             const std::vector<int>& ranks,
+             const c10::intrusive_ptr<BackendOptions>& options) -> py::object {
+            c10::intrusive_ptr<c10d::Backend> part;
+            {
+              const py::gil_scoped_release no_gil;
+              part = self.split(store, ranks, options);
+            }
+            return part ? py::cast(part) : py::none();
+          },
+          py::arg("store"), py::arg("ranks"), py::arg("options") = nullptr)
+      .def(
+          "perform_nocolor_split", [](HoronBackend&, const py::object&) {},
+          "Nothing to do: only members of a split take part in it.");
+
+  module.def("create_backend", &create_backend, py::arg("store"), py::arg("rank"), py::arg("size"),
+             py::arg("options"), py::arg("make_gloo"));
+  module.def(
+      "shutdown_all",
+      [](std::chrono::milliseconds drain) { LiveGroups::instance().shutdown_all(drain); }, py::arg("drain"),
+      NoGil());
+  module.def("active_instruction_set", &horon::active_instruction_set);
+}

@@ -1,0 +1,67 @@
+#include "collective.h"
+
+#include <ATen/MemoryOverlap.h>
+#include <ATen/core/grad_mode.h>
+
+namespace horon::torch_backend {
+namespace {
+
+bool is_plain(const at::Tensor& tensor) {
+  return tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg();
+}
+
+std::byte* data_of(const at::Tensor& tensor) {
+  return static_cast<std::byte*>(tensor.numel() == 0 ? nullptr : tensor.data_ptr());
+}
+
+}  // namespace
+
+void Collective::finish() {
+  const at::NoGradGuard no_grad;
+  for (const auto& [user_tensor, stand_in] : copy_back) {
+    user_tensor.detach().copy_(stand_in);
+  }
+}
+
+void check_tensor(const at::Tensor& tensor, OpKind kind) {
+  TORCH_CHECK(tensor.defined(), "horon: ", name(kind), ": expected a tensor, got None.");
+  TORCH_CHECK(tensor.layout() == c10::kStrided, "horon: ", name(kind),
+              ": expected a dense tensor, got layout ", tensor.layout(),
+              ". Call .to_dense() first.");
+  TORCH_CHECK(!tensor.is_cuda(), "horon: ", name(kind), ": got a tensor on ", tensor.device(),
+              ", and this build of horon has no CUDA support. Move it to the CPU, or use backend ",
+              "'nccl' for CUDA tensors.");
+  TORCH_CHECK(tensor.is_cpu(), "horon: ", name(kind), ": expected a CPU tensor, got one on ",
+              tensor.device(), ". Move it to the CPU first.");
+}
+
+void check_writable(const at::Tensor& tensor, OpKind kind) {
+  check_tensor(tensor, kind);
+  TORCH_CHECK(at::has_internal_overlap(tensor) != at::MemOverlap::Yes, "horon: ", name(kind),
+              ": elements of an output tensor of sizes ", tensor.sizes(), " and strides ",
+              tensor.strides(), " share memory. Call .contiguous() or .clone() first.");
+}
+
+ConstSpan stage_input(Collective& collective, const at::Tensor& tensor) {
+  const at::NoGradGuard no_grad;
+  const at::Tensor plain =
+      is_plain(tensor) ? tensor : tensor.resolve_conj().resolve_neg().contiguous();
+  collective.kept_alive.push_back(plain);
+  return {data_of(plain), plain.nbytes()};
+}
+
+Span stage_output(Collective& collective, const at::Tensor& tensor, bool keep_contents) {
+  const at::NoGradGuard no_grad;
+  if (is_plain(tensor)) {
+    collective.kept_alive.push_back(tensor);
+    return {data_of(tensor), tensor.nbytes()};
+  }
+  const at::Tensor stand_in =
+      keep_contents ? tensor.resolve_conj().resolve_neg().contiguous()
+                    : at::empty(tensor.sizes(), tensor.options().requires_grad(false));
+  collective.kept_alive.push_back(stand_in);
+  collective.copy_back.emplace_back(tensor, stand_in);
+  return {data_of(stand_in), stand_in.nbytes()};
+}
+
+}  // namespace horon::torch_backend

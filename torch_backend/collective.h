@@ -1,0 +1,39 @@
+// One c10d call, made ready for the engine: requests, and the tensors behind them.
+#pragma once
+
+#include <ATen/ATen.h>
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/request.h"
+
+namespace horon::torch_backend {
+
+struct Collective {
+  // Executed one after another, in one turn of the lane. More than one for coalesced calls.
+  std::vector<Request> requests;
+  // What the requests point into.
+  std::vector<at::Tensor> kept_alive;
+  // Results that went to a contiguous stand-in: (the user's tensor, the stand-in).
+  std::vector<std::pair<at::Tensor, at::Tensor>> copy_back;
+  // The user's inputs, for the profiler, and outputs, for Work::result and the future's value.
+  std::vector<at::Tensor> inputs;
+  std::vector<at::Tensor> outputs;
+
+  // Writes results into the user's tensors. After all requests have run.
+  void finish();
+};
+
+// Throws a clear error unless the tensor is dense and on the CPU.
+void check_tensor(const at::Tensor& tensor, OpKind kind);
+// The same for a tensor that will be written: elements must not share memory.
+void check_writable(const at::Tensor& tensor, OpKind kind);
+
+// Adds a contiguous, readable form of `tensor` to the collective and returns a view of it.
+ConstSpan stage_input(Collective& collective, const at::Tensor& tensor);
+// The same for a tensor to be written; `keep_contents` when it is read as well.
+Span stage_output(Collective& collective, const at::Tensor& tensor, bool keep_contents);
+
+}  // namespace horon::torch_backend

@@ -1,0 +1,23 @@
+// All differences between the torch versions that horon supports (2.11 to 2.15), in one place.
+#pragma once
+
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/version.h>
+
+static_assert(TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR >= 11,
+              "horon needs torch 2.11 or newer");
+
+// torch 2.15: completion and abort hooks (Hooks.hpp), Work::getCompletionKey and getTimeout,
+// Backend::Options::clone, gather_single.
+#ifdef C10D_BACKEND_HAS_HOOKS
+#define HORON_HAS_HOOKS 1
+#else
+#define HORON_HAS_HOOKS 0
+#endif
+
+// Marks overrides of virtual methods that exist from 2.15 on.
+#if HORON_HAS_HOOKS
+#define HORON_OVERRIDE_2_15 override
+#else
+#define HORON_OVERRIDE_2_15
+#endif

@@ -1,0 +1,24 @@
+// torch's element types and reduce ops in the engine's terms.
+#pragma once
+
+#include <c10/core/ScalarType.h>
+
+#include <torch/csrc/distributed/c10d/Types.hpp>
+
+#include "core/dtype.h"
+#include "core/reduce_op.h"
+
+namespace horon::torch_backend {
+
+// kOpaque for types that horon moves but does not reduce (float8, quantized).
+DType to_dtype(c10::ScalarType type);
+
+struct Reduction {
+  ReduceOp op = ReduceOp::kSum;
+  double factor = 1.0;  // PREMUL_SUM
+};
+
+// Throws ValueError for an op that c10d does not define.
+Reduction to_reduction(const c10d::ReduceOp& op);
+
+}  // namespace horon::torch_backend

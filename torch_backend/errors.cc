@@ -1,0 +1,46 @@
+#include "errors.h"
+
+#include <c10/util/Exception.h>
+
+#include "core/error.h"
+
+namespace horon::torch_backend {
+
+void rethrow_translated() {
+  try {
+    throw;
+  } catch (const UsageError& error) {
+    TORCH_CHECK_VALUE(false, "horon: ", error.what());
+  } catch (const Error& error) {
+    C10_THROW_ERROR(DistBackendError, std::string("horon: ") + error.what());
+  }
+  // Unreachable: what is not ours has left through the rethrow.
+  std::abort();
+}
+
+std::exception_ptr translated(std::exception_ptr error) {
+  if (!error) {
+    return nullptr;
+  }
+  try {
+    try {
+      std::rethrow_exception(error);
+    } catch (...) {
+      rethrow_translated();
+    }
+  } catch (...) {
+    return std::current_exception();
+  }
+}
+
+bool ends_group(const std::exception_ptr& error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const GroupError&) {
+    return true;
+  } catch (...) {  // classification only; the caller still holds the error
+    return false;
+  }
+}
+
+}  // namespace horon::torch_backend

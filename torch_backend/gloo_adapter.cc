@@ -1,0 +1,90 @@
+#include "gloo_adapter.h"
+
+#include <condition_variable>
+#include <mutex>
+#include <numeric>
+
+#include "core/error.h"
+
+namespace horon::torch_backend {
+namespace {
+
+at::Tensor view_bytes(const std::byte* data, std::size_t bytes) {
+  // Gloo does not write through the tensors that it only sends.
+  return at::from_blob(const_cast<std::byte*>(data), {static_cast<int64_t>(bytes)},
+                       at::TensorOptions().dtype(at::kByte));
+}
+
+std::chrono::milliseconds timeout_left(const WaitContext& context) {
+  const auto left = std::chrono::ceil<std::chrono::milliseconds>(context.deadline.remaining());
+  return std::max(left, std::chrono::milliseconds(1));
+}
+
+// Waits for Gloo, which enforces the deadline itself, and looks for Ctrl-C meanwhile.
+void wait_for(const c10::intrusive_ptr<c10d::Work>& work, const WaitContext& context) {
+  struct State {
+    std::mutex mutex;
+    std::condition_variable finished;
+    bool is_finished = false;
+  };
+  const auto state = std::make_shared<State>();  // shared: the callback may come after an interrupt
+  work->getFuture()->addCallback([state](c10::ivalue::Future&) {
+    const std::lock_guard lock(state->mutex);
+    state->is_finished = true;
+    state->finished.notify_all();
+  });
+  std::unique_lock lock(state->mutex);
+  while (!state->finished.wait_for(lock, std::chrono::milliseconds(100),
+                                   [&] { return state->is_finished; })) {
+    if (context.check_interrupt != nullptr) {
+      lock.unlock();
+      (*context.check_interrupt)();
+      lock.lock();
+    }
+  }
+  lock.unlock();
+  work->wait();
+}
+
+template <typename Call>
+void run_on_gloo(const Call& call, const WaitContext& context) {
+  try {
+    wait_for(call(), context);
+  } catch (const c10::Error& error) {
+    throw GroupError(concat("Gloo, between hosts: ", error.what_without_backtrace()));
+  } catch (const std::runtime_error& error) {
+    throw GroupError(concat("Gloo, between hosts: ", error.what()));
+  }
+}
+
+}  // namespace
+
+void GlooAdapter::all_gather(const std::byte* send, std::byte* receive, std::size_t bytes,
+                             const WaitContext& context) {
+  at::Tensor input = view_bytes(send, bytes);
+  at::Tensor output = view_bytes(receive, bytes * static_cast<std::size_t>(gloo_->getSize()));
+  c10d::AllgatherOptions options;
+  options.timeout = timeout_left(context);
+  run_on_gloo([&] { return gloo_->_allgather_base(output, input, options); }, context);
+}
+
+void GlooAdapter::all_to_all(const std::byte* send, const std::vector<std::uint64_t>& send_bytes,
+                             std::byte* receive, const std::vector<std::uint64_t>& receive_bytes,
+                             const WaitContext& context) {
+  std::vector<int64_t> input_splits(send_bytes.begin(), send_bytes.end());
+  std::vector<int64_t> output_splits(receive_bytes.begin(), receive_bytes.end());
+  const auto total = [](const std::vector<int64_t>& splits) {
+    return static_cast<std::size_t>(std::accumulate(splits.begin(), splits.end(), int64_t{0}));
+  };
+  at::Tensor input = view_bytes(send, total(input_splits));
+  at::Tensor output = view_bytes(receive, total(output_splits));
+  c10d::AllToAllOptions options;
+  options.timeout = timeout_left(context);
+  run_on_gloo(
+      [&] { return gloo_->alltoall_base(output, input, output_splits, input_splits, options); },
+      context);
+}
+
+void GlooAdapter::abort(const std::string&) { gloo_->abort(); }
+
+}  // namespace horon::torch_backend

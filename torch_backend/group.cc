@@ -1,0 +1,85 @@
+#include "group.h"
+
+#include "core/error.h"
+#include "cross/cross_transport.h"
+#include "shm/shm_transport.h"
+#include "store_adapter.h"
+
+namespace horon::torch_backend {
+namespace {
+
+// A healthy shutdown waits no longer for messages that nobody receives.
+constexpr std::chrono::seconds kMessageDrain{2};
+
+}  // namespace
+
+std::shared_ptr<Group> Group::make(const c10::intrusive_ptr<c10d::Store>& store,
+                                   const GroupIdentity& identity, const Options& options,
+                                   std::chrono::milliseconds timeout,
+                                   const GlooFactory& make_gloo) {
+  std::shared_ptr<Group> group(new Group());
+  StoreAdapter adapter(store);
+  group->shared_ = rendezvous(adapter, identity, options, Deadline::after(timeout));
+  if (group->shared_) {
+    Segment* segment = &group->shared_->segment;
+    const Peers* peers = &group->shared_->peers;
+    group->transport_ = std::make_unique<ShmTransport>(segment, peers);
+    group->p2p_ = std::make_unique<P2pEngine>(segment, peers, options.eager_bytes);
+  } else {
+    group->gloo_ = std::make_shared<GlooAdapter>(make_gloo());
+    group->transport_ =
+        std::make_unique<CrossTransport>(group->gloo_, identity.rank, identity.n_ranks);
+  }
+  return group;
+}
+
+Group::~Group() {
+  if (fork_generation_ != fork_generation()) {
+    // Joining, unlocking or unmapping here could only disturb the parent or hang.
+    (void)shared_.release();
+    (void)transport_.release();
+    (void)p2p_.release();
+    new std::shared_ptr<Lane>(std::move(lane_));
+    new std::shared_ptr<GlooAdapter>(std::move(gloo_));
+    return;
+  }
+  shutdown(Deadline::after(std::chrono::milliseconds(0)));
+}
+
+void Group::check_process(const char* operation) const {
+  TORCH_CHECK(fork_generation_ == fork_generation(), "horon: ", operation,
+              ": this process was forked from the one that made the process group. A group can not be ",
+              "used across fork(); create a new one in the child, or start children with spawn.");
+}
+
+void Group::shutdown(const Deadline& drain_until) {
+  if (fork_generation_ != fork_generation()) {
+    return;
+  }
+  const auto interrupt = [this] {
+    transport_->abort("the group was shut down while an operation was running");
+  };
+  lane_->close(drain_until, interrupt);
+  if (p2p_) {
+    const Deadline patience = Deadline::after(kMessageDrain);
+    p2p_->close(patience.at() < drain_until.at() ? patience : drain_until,
+                "the process group was destroyed");
+  }
+  transport_->depart();
+}
+
+void Group::abort(const std::string& reason) {
+  if (fork_generation_ != fork_generation()) {
+    return;
+  }
+  set_failed();
+  transport_->abort(reason);
+  const Deadline now = Deadline::after(std::chrono::milliseconds(0));
+  lane_->close(now, [&] { transport_->abort(reason); });
+  if (p2p_) {
+    p2p_->close(now, reason);
+  }
+  transport_->depart();
+}
+
+}  // namespace horon::torch_backend

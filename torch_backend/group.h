@@ -1,0 +1,64 @@
+// A process group's working parts: transport, lane, point-to-point engine. Made by the one factory that
+// chooses transports.
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "compat.h"
+#include "core/lane.h"
+#include "core/options.h"
+#include "core/transport.h"
+#include "gloo_adapter.h"
+#include "shm/p2p_engine.h"
+#include "shm/rendezvous.h"
+
+namespace horon::torch_backend {
+
+using GlooFactory = std::function<c10::intrusive_ptr<c10d::Backend>()>;
+
+// Thread safety: all methods.
+class Group {
+ public:
+  // Meets the other ranks; blocks until all are here, at most until the deadline. Makes the Gloo group
+  // only when the ranks do not all share memory.
+  static std::shared_ptr<Group> make(const c10::intrusive_ptr<c10d::Store>& store,
+                                     const GroupIdentity& identity, const Options& options,
+                                     std::chrono::milliseconds timeout, const GlooFactory& make_gloo);
+  // Does nothing in a forked child, where the threads and the peers are somebody else's.
+  ~Group();
+
+  const std::shared_ptr<Lane>& lane() const { return lane_; }
+  Transport& transport() { return *transport_; }
+  // Null between hosts.
+  P2pEngine* p2p() { return p2p_.get(); }
+  // Null within a host.
+  c10d::Backend* gloo() { return gloo_ ? &gloo_->gloo() : nullptr; }
+
+  // Throws when this process is a forked child of the one that made the group.
+  void check_process(const char* operation) const;
+
+  // Lets pending operations finish (at most until `drain_until`), says goodbye. Idempotent.
+  void shutdown(const Deadline& drain_until);
+  // Fails everything pending, here and on all ranks. Idempotent.
+  void abort(const std::string& reason);
+
+  bool has_failed() const { return has_failed_.load(std::memory_order_relaxed); }
+  void set_failed() { has_failed_.store(true, std::memory_order_relaxed); }
+
+ private:
+  Group() = default;
+
+  const std::uint32_t fork_generation_ = fork_generation();
+  std::atomic<bool> has_failed_{false};
+  // Order matters: the engines point into what is declared before them.
+  std::unique_ptr<SharedGroup> shared_;
+  std::shared_ptr<GlooAdapter> gloo_;
+  std::unique_ptr<Transport> transport_;
+  std::unique_ptr<P2pEngine> p2p_;
+  std::shared_ptr<Lane> lane_ = std::make_shared<Lane>();
+};
+
+}  // namespace horon::torch_backend

@@ -1,0 +1,30 @@
+#include "live_groups.h"
+
+namespace horon::torch_backend {
+
+LiveGroups& LiveGroups::instance() {
+  static LiveGroups groups;
+  return groups;
+}
+
+void LiveGroups::add(const std::shared_ptr<Group>& group) {
+  const std::lock_guard lock(mutex_);
+  std::erase_if(groups_, [](const std::weak_ptr<Group>& known) { return known.expired(); });
+  groups_.push_back(group);
+}
+
+void LiveGroups::shutdown_all(std::chrono::milliseconds drain) {
+  std::vector<std::weak_ptr<Group>> groups;
+  {
+    const std::lock_guard lock(mutex_);
+    groups.swap(groups_);
+  }
+  const Deadline deadline = Deadline::after(drain);
+  for (const std::weak_ptr<Group>& known : groups) {
+    if (const auto group = known.lock()) {
+      group->shutdown(deadline);
+    }
+  }
+}
+
+}  // namespace horon::torch_backend

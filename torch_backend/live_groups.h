@@ -1,0 +1,28 @@
+// The groups of this process, so that exit can say goodbye for those that nobody destroyed.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "group.h"
+
+namespace horon::torch_backend {
+
+// Thread safety: all methods.
+class LiveGroups {
+ public:
+  // The one of this process: groups are made by torch, which has no place for ours to hang on to.
+  static LiveGroups& instance();
+
+  void add(const std::shared_ptr<Group>& group);
+
+  // Shuts all groups down, together taking at most `drain` for pending operations.
+  void shutdown_all(std::chrono::milliseconds drain);
+
+ private:
+  std::mutex mutex_;
+  std::vector<std::weak_ptr<Group>> groups_;  // guarded by mutex_
+};
+
+}  // namespace horon::torch_backend

@@ -1,0 +1,46 @@
+#include "store_adapter.h"
+
+#include <algorithm>
+
+#include "core/error.h"
+#include "interrupt.h"
+
+namespace horon::torch_backend {
+
+void StoreAdapter::set(const std::string& key, const std::string& value) {
+  store_->set(key, std::vector<uint8_t>(value.begin(), value.end()));
+}
+
+std::string StoreAdapter::get(const std::string& key, const Deadline& deadline) {
+  // In slices, so that Ctrl-C is noticed while a rank is missing.
+  constexpr std::chrono::milliseconds kSlice{1000};
+  while (true) {
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline.remaining());
+    const bool is_last = left <= kSlice;
+    try {
+      store_->wait({key}, std::clamp(left, std::chrono::milliseconds(1), kSlice));
+      break;
+    } catch (const std::exception& error) {
+      if (is_last && deadline.has_passed()) {
+        throw TimeoutError(concat("Timed out waiting ", deadline.timeout().count(), "ms for '", key,
+                                  "' in the store: ", error.what()));
+      }
+      // A store that is gone fails at once, again and again; one that waits takes its slice of time.
+      const auto waited = left - std::chrono::ceil<std::chrono::milliseconds>(deadline.remaining());
+      if (waited < std::min(left, kSlice) / 4) {
+        throw Error(concat("the rendezvous store failed: ", error.what()));
+      }
+    }
+    if (const auto* check = interrupt_check()) {
+      (*check)();
+    }
+  }
+  const std::vector<uint8_t> value = store_->get(key);
+  return {value.begin(), value.end()};
+}
+
+std::int64_t StoreAdapter::add(const std::string& key, std::int64_t amount) {
+  return store_->add(key, amount);
+}
+
+}  // namespace horon::torch_backend

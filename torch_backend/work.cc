@@ -1,0 +1,122 @@
+#include "work.h"
+
+#include "interrupt.h"
+
+namespace horon::torch_backend {
+namespace {
+
+// Never used again in this process: hooks tell operations apart by it.
+std::uint64_t next_completion_key() {
+  static std::atomic<std::uint64_t> next{1};
+  return next.fetch_add(1, std::memory_order_relaxed);
+}
+
+std::optional<std::vector<at::Tensor>> profiled(const std::vector<at::Tensor>& inputs) {
+  return inputs;
+}
+
+}  // namespace
+
+HoronWork::HoronWork(const Origin& origin, const std::vector<at::Tensor>& inputs,
+                     std::vector<at::Tensor> outputs)
+    : c10d::Work(origin.rank, origin.op_type, origin.profiling_title, profiled(inputs)),
+      origin_(origin),
+      completion_key_(next_completion_key()),
+      outputs_(std::move(outputs)) {}
+
+bool HoronWork::is_finished() const {
+  const std::lock_guard lock(mutex_);
+  return completed_;
+}
+
+bool HoronWork::wait(std::chrono::milliseconds timeout) {
+  if (const auto lane = origin_.lane.lock(); lane != nullptr && !is_finished()) {
+    lane->help_until([this] { return is_finished(); });
+  }
+  const auto give_up = std::chrono::steady_clock::now() + timeout;
+  const auto* check_interrupt = interrupt_check();
+  std::unique_lock lock(mutex_);
+  while (!completed_) {
+    auto slice = std::chrono::steady_clock::duration(std::chrono::milliseconds(100));
+    if (timeout > kNoTimeout) {
+      slice = std::min(slice, give_up - std::chrono::steady_clock::now());
+    }
+    if (cv_.wait_for(lock, slice, [this] { return completed_; })) {
+      break;
+    }
+    if (timeout > kNoTimeout && std::chrono::steady_clock::now() >= give_up) {
+      C10_THROW_ERROR(DistBackendError,
+                      "horon: wait(timeout): Timed out waiting " + std::to_string(timeout.count()) +
+                          "ms for operation #" + std::to_string(origin_.sequence) +
+                          ", which goes on; wait again, or abort the group.");
+    }
+    if (check_interrupt != nullptr) {
+      lock.unlock();
+      (*check_interrupt)();
+      lock.lock();
+    }
+  }
+  if (exception_) {
+    std::rethrow_exception(exception_);
+  }
+  return true;
+}
+
+std::vector<at::Tensor> HoronWork::result() { return outputs_; }
+
+int HoronWork::sourceRank() const { return source_rank_.load(std::memory_order_relaxed); }
+
+void HoronWork::abort() {
+  TORCH_CHECK(abort_, "horon: this work can not be aborted; abort its process group.");
+  abort_();
+}
+
+c10::intrusive_ptr<c10::ivalue::Future> HoronWork::getFuture() {
+  c10::intrusive_ptr<c10::ivalue::Future> future;
+  bool mark_now = false;
+  {
+    const std::lock_guard lock(mutex_);
+    if (!future_) {
+      future_ = c10::make_intrusive<c10::ivalue::Future>(
+          c10::ListType::create(c10::TensorType::get()));
+    }
+    if (completed_ && !is_future_marked_) {
+      is_future_marked_ = true;
+      mark_now = true;
+    }
+    future = future_;
+  }
+  if (mark_now) {
+    mark_future(future);
+  }
+  return future;
+}
+
+void HoronWork::mark_future(const c10::intrusive_ptr<c10::ivalue::Future>& future) const {
+  if (exception_) {  // final by now
+    future->setError(exception_);
+  } else {
+    future->markCompleted(at::IValue(outputs_));
+  }
+}
+
+void HoronWork::complete(std::exception_ptr error) {
+  if (!error && origin_.hooks) {
+    // Before anybody is woken: who has waited may look at the flight recorder next.
+    origin_.hooks->on_completion.call_all(completion_key_);
+  }
+  finish(std::move(error));
+  c10::intrusive_ptr<c10::ivalue::Future> future;
+  {
+    const std::lock_guard lock(mutex_);
+    if (future_ && !is_future_marked_) {
+      is_future_marked_ = true;
+      future = future_;
+    }
+  }
+  if (future) {
+    mark_future(future);
+  }
+}
+
+}  // namespace horon::torch_backend

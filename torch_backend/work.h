@@ -1,0 +1,70 @@
+// The handle of an asynchronous operation.
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "compat.h"
+#include "core/lane.h"
+#include "hooks.h"
+
+namespace horon::torch_backend {
+
+// Thread safety: all methods, as c10d::Work asks.
+// Ownership: keeps the tensors of the operation; knows the lane only weakly, because the lane's thread
+// owns works.
+class HoronWork : public c10d::Work {
+ public:
+  struct Origin {
+    int rank = 0;
+    c10d::OpType op_type = c10d::OpType::UNKNOWN;
+    const char* profiling_title = nullptr;
+    std::uint64_t sequence = 0;
+    std::chrono::milliseconds timeout{0};
+    std::weak_ptr<Lane> lane;
+    std::shared_ptr<Hooks> hooks;
+  };
+
+  HoronWork(const Origin& origin, const std::vector<at::Tensor>& inputs,
+            std::vector<at::Tensor> outputs);
+
+  // Waits until the operation has finished and throws its error. A finite `timeout` that expires
+  // throws DistBackendError and leaves the operation running. Ctrl-C ends the wait on the main thread.
+  bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
+  std::vector<at::Tensor> result() override;
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
+  int sourceRank() const override;
+  uint64_t getSequencenumber() const override { return origin_.sequence; }
+  void synchronize() override {}
+  void abort() override;
+#if HORON_HAS_HOOKS
+  uint64_t getCompletionKey() const override { return completion_key_; }
+  std::chrono::milliseconds getTimeout() const override { return origin_.timeout; }
+#endif
+
+  // Ends the operation: hooks, waiters, future. Called once, with no lock held.
+  void complete(std::exception_ptr error);
+
+  void set_source_rank(int rank) { source_rank_.store(rank, std::memory_order_relaxed); }
+  void set_abort(std::function<void()> abort) { abort_ = std::move(abort); }
+  std::uint64_t completion_key() const { return completion_key_; }
+
+ protected:
+  bool is_finished() const;
+
+ private:
+  void mark_future(const c10::intrusive_ptr<c10::ivalue::Future>& future) const;
+
+  const Origin origin_;
+  const std::uint64_t completion_key_;
+  const std::vector<at::Tensor> outputs_;
+  std::function<void()> abort_;  // set before the work is handed out
+  std::atomic<int> source_rank_{-1};
+  // Guarded by c10d::Work's mutex_:
+  c10::intrusive_ptr<c10::ivalue::Future> future_;
+  bool is_future_marked_ = false;
+};
+
+}  // namespace horon::torch_backend
