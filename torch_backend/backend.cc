@@ -15,9 +15,10 @@ namespace {
 // An asynchronous collective in the lane's queue.
 class CollectiveTask final : public Task {
  public:
-  CollectiveTask(std::shared_ptr<Group> group, std::shared_ptr<Hooks> hooks, Collective collective,
+  // `group` outlives the task: a group ends by closing its lane.
+  CollectiveTask(Group* group, std::shared_ptr<Hooks> hooks, Collective collective,
                  c10::intrusive_ptr<HoronWork> work, const Deadline& deadline)
-      : group_(std::move(group)),
+      : group_(group),
         hooks_(std::move(hooks)),
         collective_(std::move(collective)),
         work_(std::move(work)),
@@ -43,13 +44,13 @@ class CollectiveTask final : public Task {
       group_->set_failed();
       hooks_->on_abort.call_all();
     }
-    // The task may be the last to hold tensors and group: let go of them after the world was told.
+    // Callbacks may drop the last owner of the group: nothing of it is touched afterwards.
     const c10::intrusive_ptr<HoronWork> work = std::move(work_);
     work->complete(translated(error_));
   }
 
  private:
-  const std::shared_ptr<Group> group_;
+  Group* const group_;
   const std::shared_ptr<Hooks> hooks_;
   Collective collective_;
   c10::intrusive_ptr<HoronWork> work_;
@@ -125,7 +126,7 @@ HoronBackend::WorkPtr HoronBackend::issue(Collective collective, const Call& cal
     return nullptr;
   }
   auto work = make_work(call, collective.inputs, collective.outputs);
-  auto task = std::make_shared<CollectiveTask>(group_, hooks_, std::move(collective), work,
+  auto task = std::make_shared<CollectiveTask>(group_.get(), hooks_, std::move(collective), work,
                                                Deadline::after(call.timeout));
   try {
     group_->lane()->submit(task);

@@ -54,7 +54,11 @@ class GlooMessageWork final : public HoronWork {
 };
 
 const char* title_of(c10d::OpType type) {
-  return type == c10d::OpType::SEND ? "horon:send" : "horon:recv";
+  switch (type) {
+    case c10d::OpType::SEND: return "horon:send";
+    case c10d::OpType::RECV: return "horon:recv";
+    default: return "horon:recvAnySource";
+  }
 }
 
 }  // namespace

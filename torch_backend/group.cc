@@ -24,7 +24,7 @@ std::shared_ptr<Group> Group::make(const c10::intrusive_ptr<c10d::Store>& store,
     Segment* segment = &group->shared_->segment;
     const Peers* peers = &group->shared_->peers;
     group->transport_ = std::make_unique<ShmTransport>(segment, peers);
-    group->p2p_ = std::make_unique<P2pEngine>(segment, peers, options.eager_bytes);
+    group->p2p_ = std::make_shared<P2pEngine>(segment, peers, options.eager_bytes);
   } else {
     group->gloo_ = std::make_shared<GlooAdapter>(make_gloo());
     group->transport_ =
@@ -38,7 +38,7 @@ Group::~Group() {
     // Joining, unlocking or unmapping here could only disturb the parent or hang.
     (void)shared_.release();
     (void)transport_.release();
-    (void)p2p_.release();
+    new std::shared_ptr<P2pEngine>(std::move(p2p_));
     new std::shared_ptr<Lane>(std::move(lane_));
     new std::shared_ptr<GlooAdapter>(std::move(gloo_));
     return;

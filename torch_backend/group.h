@@ -8,6 +8,7 @@
 #include <string>
 
 #include "compat.h"
+#include "core/fork_guard.h"
 #include "core/lane.h"
 #include "core/options.h"
 #include "core/transport.h"
@@ -57,7 +58,7 @@ class Group {
   std::unique_ptr<SharedGroup> shared_;
   std::shared_ptr<GlooAdapter> gloo_;
   std::unique_ptr<Transport> transport_;
-  std::unique_ptr<P2pEngine> p2p_;
+  std::shared_ptr<P2pEngine> p2p_;  // its thread holds a share
   std::shared_ptr<Lane> lane_ = std::make_shared<Lane>();
 };
 

@@ -49,15 +49,9 @@ constexpr const char* kClosedText =
 
 }  // namespace
 
-Lane::Lane() : fork_generation_(fork_generation()) {}
-
 Lane::~Lane() {
-  if (fork_generation_ != fork_generation()) {
-    progress_.detach();  // the thread exists only in the parent
-    return;
-  }
   if (progress_.joinable()) {
-    // close() could not join: the last owner went away inside a callback on the thread itself.
+    // Either a forked child, where the thread does not exist, or the thread itself, at its end.
     progress_.detach();
   }
 }
@@ -113,7 +107,7 @@ void Lane::submit(std::shared_ptr<Task> task) {
 
 void Lane::start_thread() {
   if (!progress_.joinable()) {
-    progress_ = std::thread([this] { progress_loop(); });
+    progress_ = std::thread([self = shared_from_this()] { self->progress_loop(); });
     progress_id_ = progress_.get_id();
   }
 }

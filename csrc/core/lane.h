@@ -17,7 +17,6 @@
 #include <thread>
 
 #include "core/deadline.h"
-#include "core/fork_guard.h"
 
 namespace horon {
 
@@ -34,10 +33,12 @@ class Task {
 };
 
 // Thread safety: all methods, from any thread.
-class Lane {
+// Ownership: make it with std::make_shared. The progress thread holds a share, because the last other
+// owner may go away inside a callback on that very thread.
+class Lane : public std::enable_shared_from_this<Lane> {
  public:
-  Lane();
-  // Requires close() before. In a forked child it does nothing: the thread is not there.
+  Lane() = default;
+  // Requires close() before, but in a forked child.
   ~Lane();
   Lane(const Lane&) = delete;
   Lane& operator=(const Lane&) = delete;
@@ -66,8 +67,6 @@ class Lane {
   void start_thread();
   void check_open() const;
   bool on_progress_thread() const { return std::this_thread::get_id() == progress_id_; }
-
-  const std::uint32_t fork_generation_;
 
   std::mutex mutex_;
   // Guarded by mutex_:

@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "core/error.h"
-#include "core/fork_guard.h"
 #include "core/log.h"
 #include "shm/futex.h"
 
@@ -31,13 +30,12 @@ P2pEngine::P2pEngine(Segment* segment, const Peers* peers, std::size_t eager_byt
     : segment_(segment),
       peers_(peers),
       eager_bytes_(eager_bytes),
-      fork_generation_(fork_generation()),
       outgoing_(peers->peers.size()),
       eager_in_flight_(peers->peers.size()) {}
 
 P2pEngine::~P2pEngine() {
   if (background_.joinable()) {
-    // A forked child, where the thread does not exist, or a last owner that went away in a callback.
+    // Either a forked child, where the thread does not exist, or the thread itself, at its end.
     background_.detach();
   }
 }
@@ -337,7 +335,7 @@ void P2pEngine::ring_doorbell(int peer) {
 
 void P2pEngine::start_thread() {
   if (!background_.joinable()) {
-    background_ = std::thread([this] { background_loop(); });
+    background_ = std::thread([self = shared_from_this()] { self->background_loop(); });
   }
 }
 

@@ -29,11 +29,12 @@
 namespace horon {
 
 // Thread safety: all methods, from any thread.
-class P2pEngine {
+// Ownership: make it with std::make_shared; the background thread holds a share.
+class P2pEngine : public std::enable_shared_from_this<P2pEngine> {
  public:
   // Ownership: `segment` and `peers` outlive the engine.
   P2pEngine(Segment* segment, const Peers* peers, std::size_t eager_bytes);
-  // Requires close() before; does nothing in a forked child.
+  // Requires close() before, but in a forked child.
   ~P2pEngine();
   P2pEngine(const P2pEngine&) = delete;
   P2pEngine& operator=(const P2pEngine&) = delete;
@@ -78,7 +79,6 @@ class P2pEngine {
   Segment* const segment_;
   const Peers* const peers_;
   const std::size_t eager_bytes_;
-  const std::uint32_t fork_generation_;
 
   std::mutex mutex_;
   // Guarded by mutex_:

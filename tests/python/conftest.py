@@ -14,7 +14,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-import harness  # noqa: E402
+import harness
 
 SHM = Path("/dev/shm")
 
@@ -50,7 +50,7 @@ def shm_entries() -> set[str]:
 
 @pytest.fixture(scope="session", autouse=True)
 def nothing_left_behind() -> Iterator[None]:
-    """Ends the pool after the last test; then there must be no process and no shared memory that was not there before."""
+    """Ends the pool after the last test; then no process and no shared memory may be left that was not there before."""
     before = shm_entries()
     yield
     harness.close_session()
@@ -59,7 +59,9 @@ def nothing_left_behind() -> Iterator[None]:
         time.sleep(0.05)
     left = psutil.Process().children(recursive=True)
     assert not left, f"processes left behind: {[(p.pid, p.cmdline()) for p in left]}"
-    new = {name for name in shm_entries() - before if "horon" in name.lower()} if harness.on_gloo() else shm_entries() - before
+    new = shm_entries() - before
+    if harness.on_gloo():
+        new = {name for name in new if "horon" in name.lower()}
     assert not new, f"left in /dev/shm: {sorted(new)}"
 
 

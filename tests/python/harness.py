@@ -1,7 +1,7 @@
 """Runs functions as the ranks of a process group.
 
 `run_ranks` uses a pool of processes that lives as long as the pytest session; `run_fresh_processes` uses new ones and
-returns how each ended. Both fork from one zygote (zygote.py), both end what they started, by process id, when time is up.
+returns how each ended. Both fork from one zygote (zygote.py), and end what they started, by process id, in time.
 The backend under test is HORON_TEST_BACKEND ("horon" unless set); "gloo" validates the tests themselves.
 """
 
@@ -295,9 +295,9 @@ def run_fresh_processes(
 ) -> list[Outcome]:
     """Runs `fn(rank, world_size, *args)` in new processes and returns how each ended; raises nothing itself.
 
-    The group, if `init`, is not destroyed afterwards: the function does that, or does not. With `executed`, processes are
-    started from the executable instead of being forked, so that variables read while torch is imported take effect; they
-    are slower to start and have no result.
+    The group, if `init`, is not destroyed afterwards: the function does that, or does not. With `executed`, processes
+    are started from the executable instead of being forked, so that variables read while torch is imported take
+    effect; they are slower to start and have no result.
     """
     server = the_zygote()
     store = server.new_store()

@@ -5,10 +5,20 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
-KINDS = (
-    "all_reduce broadcast reduce all_gather all_gather_into_tensor gather scatter reduce_scatter reduce_scatter_tensor "
-    "all_to_all all_to_all_single barrier"
-).split()
+KINDS = [
+    "all_reduce",
+    "broadcast",
+    "reduce",
+    "all_gather",
+    "all_gather_into_tensor",
+    "gather",
+    "scatter",
+    "reduce_scatter",
+    "reduce_scatter_tensor",
+    "all_to_all",
+    "all_to_all_single",
+    "barrier",
+]
 
 
 def start(kind: str, rank: int, n: int, count: int) -> tuple[dist.Work, list[torch.Tensor], list[float]]:

@@ -1,6 +1,6 @@
 """Inputs and plain references for collectives.
 
-Every rank generates the inputs of all ranks from seeds, so that it can compute what it must receive without communicating.
+Every rank generates the inputs of all ranks from seeds, so that it knows what it must receive without communicating.
 Integers are reduced by numpy (torch lacks operators for unsigned types), floating types in float64.
 """
 
@@ -134,7 +134,7 @@ TOLERANCES = {
     torch.complex64: (2e-6, 2e-6),
     torch.complex128: (1e-14, 1e-14),
 }
-"""Relative and absolute: about one unit in the last place of the half types, a few for the others (the sum's order is free)."""
+"""Relative and absolute: about one ulp of the half types, a few of the others (a sum's order is free)."""
 
 
 def check_equal(actual: torch.Tensor, expected: torch.Tensor) -> None:

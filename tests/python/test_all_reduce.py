@@ -185,7 +185,9 @@ def _layouts(rank: int, world_size: int) -> None:
             check_reduced(base[3:-3].reshape(shape), inputs, "SUM")
             assert (base[:3] == -9.0).all() and (base[-3:] == -9.0).all(), "elements beside the view were changed"
     with cases("channels last"):
-        tensor = make_input(rank, 2 * 3 * 5 * 7, torch.float32).reshape(2, 3, 5, 7).to(memory_format=torch.channels_last)
+        tensor = (
+            make_input(rank, 2 * 3 * 5 * 7, torch.float32).reshape(2, 3, 5, 7).to(memory_format=torch.channels_last)
+        )
         dist.all_reduce(tensor)
         check_reduced(tensor, all_inputs(world_size, 210, torch.float32), "SUM")
     with cases("zero dimensions"):

@@ -52,7 +52,10 @@ def _splits(rank: int, world_size: int) -> None:
         receives = [_count(source, rank, turn) for source in range(world_size)]
         for width in (1, 3):
             with cases(f"single, turn {turn}, rows of {width}"):
-                rows = [_message(rank, t, world_size, n * width, torch.float32).reshape(-1, width) for t, n in enumerate(sends)]
+                rows = [
+                    _message(rank, t, world_size, n * width, torch.float32).reshape(-1, width)
+                    for t, n in enumerate(sends)
+                ]
                 expected = [
                     _message(s, rank, world_size, n * width, torch.float32).reshape(-1, width)
                     for s, n in enumerate(receives)
@@ -125,7 +128,9 @@ def test_splits_that_do_not_add_up() -> None:
 
 def _disagreeing(rank: int, world_size: int) -> None:
     sends, receives = ([1, 2], [1, 3]) if rank == 0 else ([2, 1], [2, 1])
-    expect_error(lambda: dist.all_to_all_single(torch.zeros(sum(receives)), torch.zeros(3), receives, sends), within_s=5)
+    expect_error(
+        lambda: dist.all_to_all_single(torch.zeros(sum(receives)), torch.zeros(3), receives, sends), within_s=5
+    )
     tensor = torch.ones(1)
     dist.all_reduce(tensor)
     assert tensor.item() == 2

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from harness import expect_error, gloo_lacks, on_gloo, run_ranks, store
 from operations import KINDS, start
 
+
 def _every_kind(rank: int, world_size: int, kind: str) -> None:
     for count in (1, 1000, 300000):
         if rank != 0:
@@ -87,7 +88,9 @@ def _futures(rank: int, world_size: int, kind: str) -> None:
         assert done.is_set()
         value = future.value()
         if kind != "barrier":
-            assert isinstance(value, list) and all(isinstance(t, torch.Tensor) for t in value), f"the value is {type(value)}"
+            assert isinstance(value, list) and all(isinstance(t, torch.Tensor) for t in value), (
+                f"the value is {type(value)}"
+            )
             assert length == len(value)
         if kind in ("all_reduce", "broadcast", "reduce_scatter", "reduce_scatter_tensor", "all_gather_into_tensor"):
             assert value[0].data_ptr() == outputs[0].data_ptr(), "the future's tensor is not the output"
@@ -151,7 +154,7 @@ def _never_waited(rank: int, world_size: int) -> None:
     dist.barrier()  # In the order of issue: it completes after all of them.
     if not on_gloo():
         assert all((t == sum(range(world_size))).all() for t in tensors)
-    for step in range(20):
+    for _ in range(20):
         start("all_reduce", rank, world_size, 70001)
     # destroy_process_group drains them.
 

@@ -59,7 +59,9 @@ def _partial(rank: int, world_size: int) -> None:
     for op in ("sum", "max", "min") if on_gloo() else ("sum", "avg", "max", "min"):
         local = _whole(6, 4) * (rank + 1)
         everyone = torch.stack([_whole(6, 4) * (r + 1) for r in range(world_size)])
-        expected = {"sum": everyone.sum(0), "avg": everyone.mean(0), "max": everyone.amax(0), "min": everyone.amin(0)}[op]
+        expected = {"sum": everyone.sum(0), "avg": everyone.mean(0), "max": everyone.amax(0), "min": everyone.amin(0)}[
+            op
+        ]
         for target in (Replicate(), Shard(0), Shard(1)):
             with cases(f"partial {op} -> {target}"):
                 tensor = DTensor.from_local(local, mesh, [Partial(op)])

@@ -1,4 +1,4 @@
-"""Bad ends, in fresh processes: killed peers, exits at any moment, Ctrl-C, timeouts. Nobody hangs, nothing stays behind."""
+"""Bad ends, in fresh processes: killed peers, exits at any moment, Ctrl-C, timeouts. Nobody hangs, nothing stays."""
 
 from __future__ import annotations
 
@@ -56,7 +56,10 @@ def _blocking(kind: str, rank: int, world_size: int, count: int) -> None:
     elif kind == "synchronous all_reduce":
         dist.all_reduce(torch.ones(count))
     elif kind == "batch_isend_irecv":
-        operations = [dist.P2POp(dist.irecv, torch.zeros(count), peer), dist.P2POp(dist.isend, torch.ones(8 << 20), peer)]
+        operations = [
+            dist.P2POp(dist.irecv, torch.zeros(count), peer),
+            dist.P2POp(dist.isend, torch.ones(8 << 20), peer),
+        ]
         for work in dist.batch_isend_irecv(operations):
             work.wait()
     else:
@@ -140,7 +143,15 @@ def _exit_without_destroy(rank: int, world_size: int, how: str) -> None:
         time.sleep(0.2)
 
 
-HOWS = ["finished", "async finished", "pending on both", "pending on one", "pending receive", "pending with callback", "waiting thread"]
+HOWS = [
+    "finished",
+    "async finished",
+    "pending on both",
+    "pending on one",
+    "pending receive",
+    "pending with callback",
+    "waiting thread",
+]
 
 
 @pytest.mark.parametrize("how", HOWS)
@@ -252,7 +263,9 @@ def _missing(rank: int, world_size: int, kind: str) -> None:
         assert word in message.lower(), message
 
 
-@pytest.mark.parametrize("kind", ["synchronous all_reduce", "all_reduce", "broadcast", "all_gather_into_tensor", "barrier", "recv"])
+@pytest.mark.parametrize(
+    "kind", ["synchronous all_reduce", "all_reduce", "broadcast", "all_gather_into_tensor", "barrier", "recv"]
+)
 def test_group_timeout_names_the_missing_rank(kind: str) -> None:
     if kind == "broadcast":
         gloo_lacks("the root does not wait")

@@ -6,7 +6,9 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-FORBIDDEN = re.compile(r'^\s*#\s*include\s*[<"]((?:torch|ATen|c10|caffe2|pybind11|torch_backend)/|Python\.h)', re.MULTILINE)
+FORBIDDEN = re.compile(
+    r'^\s*#\s*include\s*[<"]((?:torch|ATen|c10|caffe2|pybind11|torch_backend)/|Python\.h)', re.MULTILINE
+)
 SUFFIXES = {".h", ".hpp", ".cc", ".cpp", ".cu", ".cuh", ".inc", ".inl"}
 
 

@@ -24,7 +24,9 @@ def _hundred_correct(rank: int, world_size: int, times: int = 100) -> None:
     for step in range(times):
         tensor = torch.full((1 + (step % 3) * 5000,), float(rank + step))
         dist.all_reduce(tensor)
-        assert (tensor == sum(range(world_size)) + world_size * step).all(), f"all_reduce {step} after a mismatch is wrong"
+        assert (tensor == sum(range(world_size)) + world_size * step).all(), (
+            f"all_reduce {step} after a mismatch is wrong"
+        )
 
 
 def _mention(message: str, words: list[str]) -> None:
@@ -126,7 +128,10 @@ def _arguments(rank: int, world_size: int, size: str) -> None:
             ["sum", "max"],
         ),
         "reduce root": (lambda: dist.reduce(torch.ones(count), rank), ["root"]),
-        "reduce op": (lambda: dist.reduce(torch.ones(count), 0, dist.ReduceOp.MIN if first else dist.ReduceOp.SUM), ["min"]),
+        "reduce op": (
+            lambda: dist.reduce(torch.ones(count), 0, dist.ReduceOp.MIN if first else dist.ReduceOp.SUM),
+            ["min"],
+        ),
         "broadcast root": (lambda: dist.broadcast(torch.ones(count), rank), ["root"]),
         "broadcast count": (lambda: dist.broadcast(torch.ones(other), 0), [str(count), str(count + 1)]),
         "broadcast dtype": (

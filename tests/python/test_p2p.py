@@ -268,7 +268,7 @@ def test_many_small_messages() -> None:
 
 
 def _unexpected_flood(rank: int, world_size: int) -> None:
-    # All are sent before the first receive is posted, and received backwards: the unexpected queue must be bounded, not lossy.
+    # All are sent before the first receive is posted, and received backwards: a bounded queue must not lose any.
     total, count = 300, 2000
     if rank == 0:
         works = [dist.isend(torch.full((count,), float(i)), 1, tag=i) for i in range(total)]

@@ -1,4 +1,4 @@
-"""reduce to every root: the root has the result; what the others hold is not specified, except when they must keep it."""
+"""reduce to every root: the root has the result; what the others hold afterwards is not specified."""
 
 from __future__ import annotations
 
@@ -6,7 +6,18 @@ import pytest
 import torch
 import torch.distributed as dist
 from harness import Cases, gloo_lacks, run_ranks
-from reference import DTYPES, OPS, SIZES, SMALL_SIZES, all_inputs, check_equal, check_reduced, make_input, reduce_op, supported
+from reference import (
+    DTYPES,
+    OPS,
+    SIZES,
+    SMALL_SIZES,
+    all_inputs,
+    check_equal,
+    check_reduced,
+    make_input,
+    reduce_op,
+    supported,
+)
 
 
 def _matrix(rank: int, world_size: int, ops: list[str], dtypes: list[torch.dtype], sizes: list[int]) -> None:

@@ -1,7 +1,7 @@
 """The process from which all test processes are forked.
 
-Importing torch costs one to two seconds. The harness starts this script once; it imports torch, starts no thread, and forks
-a child for every request. A child then runs one job (a fresh process, which ends the way any Python program ends:
+Importing torch costs one to two seconds. The harness starts this script once; it imports torch, starts no thread, and
+forks a child for every request. A child then runs one job (a fresh process, which ends the way any Python program ends:
 exceptions reach the top, atexit handlers run, the interpreter is finalized) or a loop of jobs (a worker of the pool).
 
 Talks over a SOCK_SEQPACKET socket: in ("spawn", kind, stdout path, stderr path) with the child's own socket attached,
@@ -22,8 +22,9 @@ import socket
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from multiprocessing.connection import Connection
-from typing import Any, Callable
+from typing import Any
 
 DUMP_SIGNAL = signal.SIGUSR2
 """A child that gets it writes the Python stacks of all its threads to its stderr."""
@@ -180,11 +181,11 @@ def preload() -> None:
     import torch.distributed.optim
     import torch.distributed.tensor  # noqa: F401
 
-    warnings.simplefilter("ignore", FutureWarning)  # Names that newer versions of torch deprecate are tested on purpose.
+    warnings.simplefilter("ignore", FutureWarning)  # Names that torch deprecates are tested on purpose.
 
 
 def main() -> None:
-    """Zygote (argument: socket number) or, with --exec, one fresh process that was really executed (argument: job file)."""
+    """The zygote (--serve, socket number), or one fresh process that was really executed (--exec, job file)."""
     faulthandler.register(DUMP_SIGNAL, all_threads=True)
     if sys.argv[1] == "--exec":
         with open(sys.argv[2], "rb") as file:

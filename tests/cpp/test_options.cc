@@ -1,0 +1,117 @@
+#include "core/options.h"
+
+#include <cstdlib>
+#include <map>
+
+#include "catch.h"
+#include "rank_threads.h"
+
+using namespace horon;
+using namespace horon::testing;
+
+namespace {
+
+// Sets variables for a scope; what was there before comes back.
+class Environment {
+ public:
+  explicit Environment(const std::map<std::string, std::string>& values) {
+    for (const char* variable : {"HORON_INLINE_BYTES", "HORON_BUFFER_BYTES", "HORON_RING_BYTES",
+                                 "HORON_EAGER_BYTES", "HORON_HOST_ID"}) {
+      if (const char* value = std::getenv(variable)) {
+        before_[variable] = value;
+      }
+      const auto wanted = values.find(variable);
+      wanted == values.end() ? ::unsetenv(variable) : ::setenv(variable, wanted->second.c_str(), 1);
+      touched_.push_back(variable);
+    }
+  }
+  ~Environment() {
+    for (const std::string& variable : touched_) {
+      const auto old = before_.find(variable);
+      old == before_.end() ? ::unsetenv(variable.c_str())
+                           : ::setenv(variable.c_str(), old->second.c_str(), 1);
+    }
+  }
+  Environment(const Environment&) = delete;
+  Environment& operator=(const Environment&) = delete;
+
+ private:
+  std::map<std::string, std::string> before_;
+  std::vector<std::string> touched_;
+};
+
+}  // namespace
+
+TEST_CASE("the defaults are valid, and an empty environment gives them") {
+  const Environment environment({});
+  const Options defaults;
+  REQUIRE_NOTHROW(defaults.validate());
+  REQUIRE(Options::from_environment().fingerprint() == defaults.fingerprint());
+  REQUIRE(Options::from_environment().host_id.empty());
+}
+
+TEST_CASE("options come from the environment; empty variables count as unset") {
+  const Environment environment({{"HORON_INLINE_BYTES", "0"},
+                                 {"HORON_BUFFER_BYTES", "4096"},
+                                 {"HORON_RING_BYTES", "8192"},
+                                 {"HORON_EAGER_BYTES", "2048"},
+                                 {"HORON_HOST_ID", "left"}});
+  const Options options = Options::from_environment();
+  REQUIRE(options.inline_bytes == 0);
+  REQUIRE(options.buffer_bytes == 4096);
+  REQUIRE(options.ring_bytes == 8192);
+  REQUIRE(options.eager_bytes == 2048);
+  REQUIRE(options.host_id == "left");
+  const Environment empty({{"HORON_INLINE_BYTES", ""}, {"HORON_RING_BYTES", ""}});
+  REQUIRE(Options::from_environment().fingerprint() == Options().fingerprint());
+}
+
+TEST_CASE("values that make no sense are refused by name") {
+  struct Row {
+    const char* variable;
+    const char* value;
+    const char* named;
+  };
+  for (const Row& row : {
+           Row{"HORON_BUFFER_BYTES", "many", "HORON_BUFFER_BYTES"},
+           Row{"HORON_BUFFER_BYTES", "4096k", "HORON_BUFFER_BYTES"},
+           Row{"HORON_BUFFER_BYTES", " 4096", "HORON_BUFFER_BYTES"},
+           Row{"HORON_INLINE_BYTES", "-64", "HORON_INLINE_BYTES"},
+           Row{"HORON_RING_BYTES", "99999999999999999999999", "HORON_RING_BYTES"},
+           Row{"HORON_BUFFER_BYTES", "64", "buffer_bytes"},
+           Row{"HORON_BUFFER_BYTES", "4097", "buffer_bytes"},
+           Row{"HORON_BUFFER_BYTES", "1073741888", "buffer_bytes"},
+           Row{"HORON_INLINE_BYTES", "65", "inline_bytes"},
+           Row{"HORON_RING_BYTES", "0", "ring_bytes"},
+           Row{"HORON_EAGER_BYTES", "65536", "eager_bytes"},
+           Row{"HORON_EAGER_BYTES", "100", "eager_bytes"},
+       }) {
+    const Environment environment({{row.variable, row.value}});
+    INFO(row.variable << "=" << row.value);
+    const std::exception_ptr error = error_of([] { Options::from_environment(); });
+    REQUIRE(threw<UsageError>(error));
+    REQUIRE(contains(text_of(error), row.named));
+  }
+}
+
+TEST_CASE("an eager message always fits into the ring beside others") {
+  Options options;
+  options.ring_bytes = 4096;
+  options.eager_bytes = 1024;
+  REQUIRE_NOTHROW(options.validate());
+  options.eager_bytes = 1088;
+  REQUIRE_THROWS_AS(options.validate(), UsageError);
+}
+
+TEST_CASE("the fingerprint tells all settings apart but the host") {
+  const Options base;
+  Options other = base;
+  other.host_id = "elsewhere";
+  REQUIRE(other.fingerprint() == base.fingerprint());
+  for (std::size_t Options::*field : {&Options::inline_bytes, &Options::buffer_bytes,
+                                      &Options::ring_bytes, &Options::eager_bytes}) {
+    other = base;
+    other.*field += 64;
+    REQUIRE(other.fingerprint() != base.fingerprint());
+  }
+}

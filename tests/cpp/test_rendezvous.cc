@@ -1,0 +1,127 @@
+#include "shm/rendezvous.h"
+
+#include "catch.h"
+#include "rank_threads.h"
+#include "shm/liveness.h"
+
+using namespace horon;
+using namespace horon::testing;
+
+namespace {
+
+using Groups = std::vector<std::unique_ptr<SharedGroup>>;
+
+// Everybody writes a word and reads the others' after all have written.
+void check_shared(const Groups& groups) {
+  const int n = static_cast<int>(groups.size());
+  for (int rank = 0; rank < n; ++rank) {
+    groups[static_cast<std::size_t>(rank)]->segment.words(rank).step = static_cast<std::uint32_t>(rank + 10);
+  }
+  for (const auto& group : groups) {
+    for (int rank = 0; rank < n; ++rank) {
+      REQUIRE(group->segment.words(rank).step == static_cast<std::uint32_t>(rank + 10));
+      const Peer& peer = group->peers.peers[static_cast<std::size_t>(rank)];
+      REQUIRE(peer.pid == ::getpid());
+      REQUIRE(peer.liveness_fd);
+      REQUIRE_FALSE(has_ended(peer.liveness_fd.get()));
+    }
+  }
+}
+
+}  // namespace
+
+TEST_CASE("ranks meet, twice with the same store") {
+  for (int n = 1; n <= 5; ++n) {
+    MemoryStore store;
+    Groups first(static_cast<std::size_t>(n));
+    Groups second(static_cast<std::size_t>(n));
+    const Errors errors = run_ranks(n, [&](int rank) {
+      const auto r = static_cast<std::size_t>(rank);
+      first[r] = rendezvous(store, identity_of(rank, n), small_options(), patient());
+      second[r] = rendezvous(store, identity_of(rank, n), small_options(), patient());
+      expect(first[r] && second[r], "no group");
+      expect(first[r]->peers.rank == rank, "wrong rank");
+      expect(first[r]->peers.n_ranks() == n, "wrong number of ranks");
+      expect(first[r]->segment.layout().n_ranks() == n, "wrong layout");
+    });
+    require_no_errors(errors);
+    check_shared(first);
+    for (const auto& group : second) {
+      REQUIRE(group->segment.words(0).step == 0);  // not the first group's memory
+    }
+    check_shared(second);
+  }
+}
+
+TEST_CASE("different settings are a UsageError on every rank, and the next group works") {
+  MemoryStore store;
+  const Errors errors = run_ranks(3, [&](int rank) {
+    Options options = small_options();
+    options.buffer_bytes = rank == 1 ? 8192 : 4096;
+    rendezvous(store, identity_of(rank, 3), options, patient());
+  });
+  require_all_threw<UsageError>(errors);
+  for (const std::exception_ptr& error : errors) {
+    INFO(text_of(error));
+    REQUIRE(contains(text_of(error), "rank 1 "));
+    REQUIRE(contains(text_of(error), "buffer=4096"));
+    REQUIRE(contains(text_of(error), "buffer=8192"));
+  }
+  Groups groups(3);
+  require_no_errors(run_ranks(3, [&](int rank) {
+    groups[static_cast<std::size_t>(rank)] =
+        rendezvous(store, identity_of(rank, 3), small_options(), patient());
+    expect(groups[static_cast<std::size_t>(rank)] != nullptr, "no group");
+  }));
+  check_shared(groups);
+}
+
+TEST_CASE("a missing rank is named by everybody who waits for it") {
+  for (int missing = 0; missing < 3; ++missing) {
+    MemoryStore store;
+    const Errors errors = run_ranks(3, [&](int rank) {
+      if (rank != missing) {
+        rendezvous(store, identity_of(rank, 3), small_options(), soon());
+      }
+    });
+    for (int rank = 0; rank < 3; ++rank) {
+      const std::exception_ptr& error = errors[static_cast<std::size_t>(rank)];
+      INFO("missing " << missing << ", rank " << rank << ": " << text_of(error));
+      REQUIRE(threw<TimeoutError>(error) == (rank != missing));
+      if (rank != missing) {
+        REQUIRE(contains(text_of(error), concat("for rank ", missing, " to join")));
+      }
+    }
+  }
+}
+
+TEST_CASE("another host means no group for anybody") {
+  for (int n = 2; n <= 4; ++n) {
+    MemoryStore store;
+    const Errors errors = run_ranks(n, [&](int rank) {
+      Options options = small_options();
+      options.host_id = rank == n - 1 ? "there" : "here";
+      expect(rendezvous(store, identity_of(rank, n), options, patient()) == nullptr, "a group");
+    });
+    require_no_errors(errors);
+  }
+}
+
+TEST_CASE("a damaged record is an error that shows it") {
+  MemoryStore store;
+  store.set("horon/1/member/1", "nonsense");
+  const std::exception_ptr error =
+      error_of([&] { rendezvous(store, identity_of(0, 2), small_options(), patient()); });
+  REQUIRE(threw<Error>(error));
+  REQUIRE(contains(text_of(error), "nonsense"));
+}
+
+TEST_CASE("peers are described with pid, and with the global rank where it differs") {
+  Peers peers;
+  peers.peers.resize(2);
+  peers.peers[0].pid = 11;
+  peers.peers[1].pid = 22;
+  peers.global_ranks = {0, 5};
+  REQUIRE(peers.describe(0) == "rank 0 (pid 11)");
+  REQUIRE(peers.describe(1) == "rank 1 (global rank 5, pid 22)");
+}

@@ -1,0 +1,215 @@
+#include "shm/step_board.h"
+
+#include <atomic>
+#include <random>
+
+#include "catch.h"
+#include "rank_threads.h"
+
+using namespace horon;
+using namespace horon::testing;
+
+namespace {
+
+StepBoard board_of(const LocalGroup& group, int rank) {
+  return StepBoard(group.segment(rank), group.peers(rank));
+}
+
+void sleep_a_little() { std::this_thread::sleep_for(std::chrono::milliseconds(100)); }
+
+}  // namespace
+
+TEST_CASE("after a step everybody sees what everybody wrote before it") {
+  const int n_steps = kHasThreadSanitizer ? 400 : 2000;
+  for (int n = 2; n <= 5; ++n) {
+    LocalGroup group(n);
+    const Errors errors = run_ranks(n, [&](int rank) {
+      StepBoard board = board_of(group, rank);
+      std::mt19937 random(static_cast<unsigned>(rank));
+      for (int i = 0; i < n_steps; ++i) {
+        const int parity = i % 2;
+        auto* own = reinterpret_cast<std::uint64_t*>(group.segment(rank)->buffer(rank, parity));
+        for (int word = 0; word < 16; ++word) {
+          own[word] = static_cast<std::uint64_t>(i) * 1000 + static_cast<std::uint64_t>(rank);
+        }
+        if (random() % 64 == 0) {
+          std::this_thread::yield();
+        }
+        board.finish_step();
+        board.await_all(patient_context());
+        for (int peer = 0; peer < n; ++peer) {
+          const auto* words = reinterpret_cast<const std::uint64_t*>(group.segment(rank)->buffer(peer, parity));
+          for (int word = 0; word < 16; ++word) {
+            const std::uint64_t expected = static_cast<std::uint64_t>(i) * 1000 + static_cast<std::uint64_t>(peer);
+            expect(words[word] == expected, "step ", i, " peer ", peer, ": ", words[word]);
+          }
+        }
+      }
+      expect(board.missing_ranks().empty(), "somebody is missing at the end");
+    });
+    require_no_errors(errors);
+  }
+}
+
+TEST_CASE("steps go on when the counters wrap") {
+  const LocalGroup group(2);
+  // A peer far ahead by less than half the range counts as arrived; one behind does not.
+  StepBoard board = board_of(group, 0);
+  board.finish_step();
+  group.segment(1)->words(1).step = 0x7fffffff;
+  REQUIRE(board.missing_ranks().empty());
+  group.segment(1)->words(1).step = 0xffffffff;
+  REQUIRE(board.missing_ranks() == std::vector<int>{1});
+}
+
+TEST_CASE("a late rank is waited for") {
+  LocalGroup group(3);
+  require_no_errors(run_ranks(3, [&](int rank) {
+    StepBoard board = board_of(group, rank);
+    for (int i = 0; i < 4; ++i) {
+      if (i % 3 == rank) {
+        sleep_a_little();
+      }
+      board.finish_step();
+      board.await_all(patient_context());
+    }
+  }));
+}
+
+TEST_CASE("a timeout names exactly the missing ranks") {
+  LocalGroup group(5);
+  std::atomic<int> n_arrived{0};
+  const Errors errors = run_ranks(5, [&](int rank) {
+    if (rank == 1 || rank == 3) {
+      return;
+    }
+    StepBoard board = board_of(group, rank);
+    board.finish_step();
+    ++n_arrived;
+    while (n_arrived != 3) {
+      std::this_thread::yield();
+    }
+    board.await_all(WaitContext{Deadline::after(std::chrono::milliseconds(150)), nullptr});
+  });
+  for (const int rank : {0, 2, 4}) {
+    const std::exception_ptr& error = errors[static_cast<std::size_t>(rank)];
+    INFO(text_of(error));
+    REQUIRE(threw<TimeoutError>(error));
+    REQUIRE(contains(text_of(error), "Timed out waiting 150ms for ranks [1, 3]"));
+  }
+}
+
+TEST_CASE("a deadline that has passed already does not fail a wait for what is there") {
+  LocalGroup group(2);
+  StepBoard first = board_of(group, 0);
+  StepBoard second = board_of(group, 1);
+  second.finish_step();
+  first.finish_step();
+  const WaitContext context{Deadline::after(std::chrono::milliseconds(-5)), nullptr};
+  REQUIRE_NOTHROW(first.await_all(context));
+  first.finish_step();
+  REQUIRE_THROWS_AS(first.await_all(context), TimeoutError);
+}
+
+TEST_CASE("a departed or dead peer fails only what it left unfinished") {
+  for (const bool dies : {false, true}) {
+    LocalGroup group(3);
+    group.make_mortal();
+    std::atomic<bool> is_gone{false};
+    const Errors errors = run_ranks(3, [&](int rank) {
+      StepBoard board = board_of(group, rank);
+      board.finish_step();
+      if (rank == 1) {
+        dies ? group.kill(1) : group.segment(1)->depart(1);
+        is_gone = true;
+        return;
+      }
+      while (!is_gone) {
+        std::this_thread::yield();
+      }
+      board.await_all(patient_context());  // it did this step
+      board.finish_step();
+      board.await_all(patient_context());  // but not this one
+    });
+    REQUIRE(!errors[1]);
+    for (const int rank : {0, 2}) {
+      const std::exception_ptr& error = errors[static_cast<std::size_t>(rank)];
+      INFO(text_of(error));
+      REQUIRE(threw<PeerLostError>(error));
+      REQUIRE(contains(text_of(error), concat("rank 1 (pid ", ::getpid(), ")")));
+      REQUIRE(contains(text_of(error), dies ? "died" : "left the group"));
+    }
+  }
+}
+
+TEST_CASE("a departure while others sleep wakes them") {
+  LocalGroup group(3);
+  const Errors errors = run_ranks(3, [&](int rank) {
+    if (rank == 2) {
+      sleep_a_little();
+      group.segment(2)->depart(2);
+      return;
+    }
+    StepBoard board = board_of(group, rank);
+    board.finish_step();
+    board.await_all(patient_context());
+  });
+  REQUIRE(threw<PeerLostError>(errors[0]));
+  REQUIRE(threw<PeerLostError>(errors[1]));
+}
+
+TEST_CASE("abort wakes the waiter of its own rank with the first reason") {
+  LocalGroup group(2);
+  StepBoard board = board_of(group, 0);
+  const Errors errors = run_ranks(2, [&](int rank) {
+    if (rank == 1) {  // another thread of rank 0
+      sleep_a_little();
+      board.abort("had enough");
+      board.abort("again");
+      return;
+    }
+    board.finish_step();
+    board.await_all(patient_context());
+  });
+  REQUIRE(threw<GroupError>(errors[0]));
+  REQUIRE(text_of(errors[0]) == "had enough");
+  REQUIRE(text_of(error_of([&] { board.await_all(patient_context()); })) == "had enough");
+}
+
+TEST_CASE("poison wakes all waiters with its text") {
+  LocalGroup group(4);
+  const Errors errors = run_ranks(4, [&](int rank) {
+    if (rank == 3) {
+      sleep_a_little();
+      group.segment(3)->poison(3, "rank 3 says no");
+      return;
+    }
+    StepBoard board = board_of(group, rank);
+    board.finish_step();
+    board.await_all(patient_context());
+  });
+  for (std::size_t rank = 0; rank < 3; ++rank) {
+    REQUIRE(threw<GroupError>(errors[rank]));
+    REQUIRE(text_of(errors[rank]) == "rank 3 says no");
+  }
+}
+
+TEST_CASE("what check_interrupt throws comes out, and the next wait works") {
+  struct Interrupted {};
+  LocalGroup group(2);
+  StepBoard first = board_of(group, 0);
+  StepBoard second = board_of(group, 1);
+  const std::thread::id waiter = std::this_thread::get_id();
+  int calls = 0;
+  const std::function<void()> interrupt = [&] {
+    REQUIRE(std::this_thread::get_id() == waiter);
+    if (++calls == 2) {
+      throw Interrupted();
+    }
+  };
+  first.finish_step();
+  REQUIRE_THROWS_AS(first.await_all(WaitContext{patient(), &interrupt}), Interrupted);
+  REQUIRE(group.segment(0)->words(1).step_waiters == 0);
+  second.finish_step();
+  REQUIRE_NOTHROW(first.await_all(patient_context()));
+}
