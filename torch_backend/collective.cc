@@ -1,13 +1,37 @@
 #include "collective.h"
 
-#include <ATen/MemoryOverlap.h>
 #include <ATen/core/grad_mode.h>
+
+#include <algorithm>
 
 namespace horon::torch_backend {
 namespace {
 
 bool is_plain(const at::Tensor& tensor) {
   return tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg();
+}
+
+// True unless every element provably has memory of its own: with the dimensions ordered by stride, each
+// stride must step over all of the smaller ones. (ATen answers only the easy cases.)
+bool may_overlap(const at::Tensor& tensor) {
+  if (tensor.numel() <= 1 || tensor.is_non_overlapping_and_dense()) {
+    return false;
+  }
+  std::vector<std::pair<int64_t, int64_t>> dimensions;  // (stride, size)
+  for (int64_t d = 0; d < tensor.dim(); ++d) {
+    if (tensor.size(d) > 1) {
+      dimensions.emplace_back(tensor.stride(d), tensor.size(d));
+    }
+  }
+  std::sort(dimensions.begin(), dimensions.end());
+  int64_t reach = 0;  // of the dimensions so far, in elements from the first
+  for (const auto& [stride, size] : dimensions) {
+    if (stride <= reach) {
+      return true;
+    }
+    reach += stride * (size - 1);
+  }
+  return false;
 }
 
 std::byte* data_of(const at::Tensor& tensor) {
@@ -37,7 +61,7 @@ void check_tensor(const at::Tensor& tensor, OpKind kind) {
 
 void check_writable(const at::Tensor& tensor, OpKind kind) {
   check_tensor(tensor, kind);
-  TORCH_CHECK(at::has_internal_overlap(tensor) != at::MemOverlap::Yes, "horon: ", name(kind),
+  TORCH_CHECK(!may_overlap(tensor), "horon: ", name(kind),
               ": elements of an output tensor of sizes ", tensor.sizes(), " and strides ",
               tensor.strides(), " share memory. Call .contiguous() or .clone() first.");
 }

@@ -137,22 +137,25 @@ Collective RequestBuilder::all_reduce(OpKind kind, const TensorList& tensors,
 
 Collective RequestBuilder::broadcast(const at::Tensor& tensor, int64_t root) const {
   constexpr OpKind kKind = OpKind::kBroadcast;
-  check_writable(tensor, kKind);
   check_root(kKind, root);
   Collective collective;
+  if (rank_ == root) {
+    check_tensor(tensor, kKind);
+  } else {
+    check_writable(tensor, kKind);
+  }
   Request request = start(kKind, tensor);
   request.root = static_cast<int>(root);
-  const Span span = stage_output(collective, tensor, true);
   if (rank_ == root) {
-    collective.copy_back.clear();  // the root only reads
+    const ConstSpan span = stage_input(collective, tensor);
     for (int peer = 0; peer < n_ranks_; ++peer) {
       if (peer != rank_) {
-        request.inputs[static_cast<std::size_t>(peer)] = {span.data, span.bytes};
+        request.inputs[static_cast<std::size_t>(peer)] = span;
         request.send_counts[static_cast<std::size_t>(peer)] = request.count;
       }
     }
   } else {
-    request.outputs[static_cast<std::size_t>(root)] = span;
+    request.outputs[static_cast<std::size_t>(root)] = stage_output(collective, tensor, false);
     request.recv_counts[static_cast<std::size_t>(root)] = request.count;
   }
   collective.requests.push_back(std::move(request));
@@ -164,7 +167,11 @@ Collective RequestBuilder::broadcast(const at::Tensor& tensor, int64_t root) con
 Collective RequestBuilder::reduce(const at::Tensor& tensor, const Reduction& reduction,
                                   int64_t root) const {
   constexpr OpKind kKind = OpKind::kReduce;
-  check_writable(tensor, kKind);
+  if (rank_ == root) {
+    check_writable(tensor, kKind);
+  } else {
+    check_tensor(tensor, kKind);
+  }
   check_root(kKind, root);
   Collective collective;
   Request request = start(kKind, tensor);

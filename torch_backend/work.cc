@@ -72,6 +72,10 @@ void HoronWork::abort() {
 }
 
 c10::intrusive_ptr<c10::ivalue::Future> HoronWork::getFuture() {
+  if (const auto lane = origin_.lane.lock(); lane != nullptr && !is_finished()) {
+    // A callback may wait for the future on the progress thread, which nothing of ours would notice.
+    lane->help_until([this] { return is_finished(); });
+  }
   c10::intrusive_ptr<c10::ivalue::Future> future;
   bool mark_now = false;
   {

@@ -5,6 +5,7 @@
 
 #include "core/error.h"
 #include "core/published_stream.h"
+#include "core/rank_list.h"
 #include "reduce/reduce.h"
 
 namespace horon {
@@ -17,18 +18,6 @@ bool counts_travel(OpKind kind) {
 
 std::size_t counts_bytes(int n_ranks) {
   return 2 * static_cast<std::size_t>(n_ranks) * sizeof(std::uint64_t);
-}
-
-// "rank 0", "ranks 1, 2 and 5".
-std::string name_ranks(const std::vector<int>& ranks) {
-  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
-  for (std::size_t i = 0; i < ranks.size(); ++i) {
-    if (i > 0) {
-      text += i + 1 == ranks.size() ? " and " : ", ";
-    }
-    text += std::to_string(ranks[i]);
-  }
-  return text;
 }
 
 // "rank 0 called all_reduce(...); ranks 1 and 2 called barrier()".

@@ -3,6 +3,7 @@
 #include <exception>
 
 #include "core/error.h"
+#include "core/thread_name.h"
 
 namespace horon {
 namespace {
@@ -66,7 +67,8 @@ void Lane::run(const std::function<void()>& operation) {
   std::unique_lock lock(mutex_);
   check_open();
   if (on_progress_thread()) {
-    while (!queue_.empty()) {
+    // Until another caller's running operation has ended, too: queueing behind it would wait for ourselves.
+    while (!queue_.empty() || is_running_) {
       run_next(lock);
     }
   }
@@ -97,9 +99,17 @@ void Lane::run(const std::function<void()>& operation) {
 
 void Lane::submit(std::shared_ptr<Task> task) {
   {
-    const std::lock_guard lock(mutex_);
+    std::unique_lock lock(mutex_);
     check_open();
     queue_.push_back(std::move(task));
+    if (on_progress_thread()) {
+      // A callback issued it, and may go on to wait in a way that does not come by here (the wait of a
+      // Future): nobody but this thread would ever run it.
+      while (!queue_.empty()) {
+        run_next(lock);
+      }
+      return;
+    }
     start_thread();
   }
   work_arrived_.notify_one();
@@ -117,7 +127,7 @@ void Lane::run_next(std::unique_lock<std::mutex>& lock) {
   if (queue_.empty()) {
     return;
   }
-  const std::shared_ptr<Task> task = std::move(queue_.front());
+  std::shared_ptr<Task> task = std::move(queue_.front());
   queue_.pop_front();
   is_running_ = true;
   lock.unlock();
@@ -127,10 +137,12 @@ void Lane::run_next(std::unique_lock<std::mutex>& lock) {
   turn_ended_.notify_all();
   lock.unlock();
   task->complete();
+  task.reset();  // its destructor may call out, too
   lock.lock();
 }
 
 void Lane::progress_loop() {
+  name_this_thread("horon-lane");
   std::unique_lock lock(mutex_);
   while (true) {
     work_arrived_.wait(lock, [&] { return stop_thread_ || (!queue_.empty() && !is_running_); });

@@ -47,7 +47,8 @@ class Lane : public std::enable_shared_from_this<Lane> {
   // Throws GroupError when the lane is closed.
   void run(const std::function<void()>& operation);
 
-  // Queues `task` for the progress thread. Throws GroupError when the lane is closed.
+  // Queues `task` for the progress thread; on that thread itself, runs the queue and the task before it
+  // returns. Throws GroupError when the lane is closed.
   void submit(std::shared_ptr<Task> task);
 
   // On the progress thread: works off the queue until `is_done()`, since nobody else would. On other

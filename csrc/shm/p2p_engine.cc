@@ -4,6 +4,7 @@
 
 #include "core/error.h"
 #include "core/log.h"
+#include "core/thread_name.h"
 #include "shm/futex.h"
 
 namespace horon {
@@ -352,6 +353,7 @@ void P2pEngine::deliver(std::unique_lock<std::mutex>& lock) {
 }
 
 void P2pEngine::background_loop() {
+  name_this_thread("horon-p2p");
   WaitPolicy policy;
   RankWords& own = segment_->words(peers_->rank);
   Clock::time_point next_look = Clock::now() + kLookAround;

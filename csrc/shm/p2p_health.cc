@@ -20,7 +20,7 @@ void P2pEngine::look_around() {
   }
   enum class Fate { kHere, kLeft, kDied };
   std::vector<Fate> fates(peers_->peers.size(), Fate::kHere);
-  bool anybody_died = false;
+  std::string died;
   int others_here = 0;
   for (int peer = 0; peer < peers_->n_ranks(); ++peer) {
     Fate& fate = fates[static_cast<std::size_t>(peer)];
@@ -28,7 +28,7 @@ void P2pEngine::look_around() {
       fate = Fate::kLeft;
     } else if (has_ended(peers_->peers[static_cast<std::size_t>(peer)].liveness_fd.get())) {
       fate = Fate::kDied;
-      anybody_died = true;
+      died += (died.empty() ? "" : ", ") + peers_->describe(peer);
     }
     others_here += peer != peers_->rank && fate == Fate::kHere ? 1 : 0;
   }
@@ -38,7 +38,11 @@ void P2pEngine::look_around() {
   const auto verdict = [&](const P2pOp& op) -> std::exception_ptr {
     std::string lost;
     if (op.peer == kAnySource) {
-      lost = anybody_died ? "a rank died" : others_here == 0 ? "all other ranks left the group" : "";
+      if (!died.empty()) {
+        lost = died + " died";
+      } else if (others_here == 0) {
+        lost = "all other ranks left the group";
+      }
     } else if (const Fate fate = fates[static_cast<std::size_t>(op.peer)]; fate != Fate::kHere) {
       lost = concat(peers_->describe(op.peer), fate == Fate::kLeft ? " left the group" : " died");
     }
@@ -84,7 +88,7 @@ void P2pEngine::look_around() {
     }
   }
   if (!poison.empty()) {
-    segment_->poison(peers_->rank, poison);
+    segment_->poison(0, poison);
   }
 }
 

@@ -49,7 +49,7 @@ std::size_t SegmentLayout::ring_offset(int source, int destination) const {
                              round_up(sizeof(RingWords) + ring_bytes_, kPageBytes);
 }
 
-void Segment::poison(int rank, const std::string& text) {
+void Segment::poison(std::uint64_t sequence, const std::string& text) {
   SegmentHead& head = this->head();
   std::uint32_t expected = kHealthy;
   // acq_rel: one winner, and the text below is published by the release store.
@@ -57,7 +57,7 @@ void Segment::poison(int rank, const std::string& text) {
     const std::size_t length = std::min(text.size(), kPoisonTextBytes - 1);
     std::memcpy(head.poison_text, text.data(), length);
     head.poison_text[length] = '\0';
-    head.poisoned_by.store(static_cast<std::uint32_t>(rank), std::memory_order_relaxed);
+    head.poisoned_sequence = sequence;
     head.poison.store(kPoisoned, std::memory_order_release);
   }
   wake_all();
@@ -66,6 +66,10 @@ void Segment::poison(int rank, const std::string& text) {
 bool Segment::is_poisoned() const {
   // Acquire: pairs with the release in poison(), for the text.
   return head().poison.load(std::memory_order_acquire) == kPoisoned;
+}
+
+bool Segment::is_poisoned(std::uint64_t sequence) const {
+  return is_poisoned() && sequence >= head().poisoned_sequence;
 }
 
 std::string Segment::poison_text() const { return head().poison_text; }

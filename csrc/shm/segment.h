@@ -22,7 +22,7 @@ struct SegmentHead {
   std::uint64_t nonce;
   // 0: healthy. 1: somebody is writing the text. 2: poisoned, text is valid.
   alignas(kCacheLineBytes) std::atomic<std::uint32_t> poison;
-  std::atomic<std::uint32_t> poisoned_by;
+  std::uint64_t poisoned_sequence;  // the first operation that fails
   char poison_text[kPoisonTextBytes];
 };
 
@@ -95,9 +95,11 @@ class Segment {
     return mapping_.data() + layout_.ring_offset(source, destination) + sizeof(RingWords);
   }
 
-  // Marks the group as ended and wakes everybody. Only the first text counts.
-  void poison(int rank, const std::string& text);
+  // Marks the group as ended from operation `sequence` on and wakes everybody. Only the first call counts.
+  void poison(std::uint64_t sequence, const std::string& text);
   bool is_poisoned() const;
+  // Whether this operation fails. A rank that is behind may still finish what came before.
+  bool is_poisoned(std::uint64_t sequence) const;
   std::string poison_text() const;
 
   // Announces that this rank takes no further step, and wakes whoever waits for it.

@@ -33,7 +33,7 @@ void ShmTransport::run(const Request& request, const WaitContext& context) {
     end_group(request, error.what());
   } catch (...) {  // check_interrupt's own exception: passed on as it is
     ended_ = concat("rank ", rank_, " was interrupted in ", name(request.kind), " #", sequence_ - 1);
-    segment_->poison(rank_, ended_);
+    segment_->poison(sequence_ - 1, ended_);
     throw;
   }
 }
@@ -42,7 +42,7 @@ void ShmTransport::end_group(const Request& request, const std::string& reason) 
   const std::string where = concat(name(request.kind), " #", sequence_ - 1, " on rank ", rank_,
                                    " (", describe(headers_[static_cast<std::size_t>(rank_)], n_ranks_), ")");
   ended_ = segment_->is_poisoned() ? reason : concat(where, ": ", reason);
-  segment_->poison(rank_, ended_);
+  segment_->poison(sequence_ - 1, ended_);
   if (request.kind == OpKind::kMonitoredBarrier && rank_ != 0) {
     throw GroupError(monitored_barrier_refused_text(rank_, reason));
   }
@@ -89,6 +89,9 @@ void ShmTransport::arrive(const Request& request, const WaitContext& context) {
   }
   ++sequence_;
   step(context);
+  if (segment_->is_poisoned(header.sequence)) {  // somebody gave this operation up before we came
+    throw GroupError(segment_->poison_text());
+  }
 }
 
 void ShmTransport::step(const WaitContext& context) {
@@ -106,7 +109,7 @@ bool ShmTransport::all_inline() const {
 }
 
 void ShmTransport::abort(const std::string& reason) {
-  segment_->poison(rank_, concat("rank ", rank_, " aborted the group: ", reason));
+  segment_->poison(0, concat("rank ", rank_, " aborted the group: ", reason));
   board_.abort(reason);
 }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/error.h"
+#include "core/rank_list.h"
 #include "shm/futex.h"
 
 namespace horon {
@@ -10,14 +11,6 @@ namespace {
 
 // How long to sleep before looking whether the peer is still alive and somebody wants us back.
 constexpr std::chrono::milliseconds kLookAround{50};
-
-std::string list_ranks(const std::vector<int>& ranks) {
-  std::string text;
-  for (const int rank : ranks) {
-    text += (text.empty() ? "" : ", ") + std::to_string(rank);
-  }
-  return text;
-}
 
 }  // namespace
 
@@ -89,7 +82,7 @@ void StepBoard::check_health(int peer, const WaitContext& context) const {
   }
   if (context.deadline.has_passed() && !has_arrived(peer)) {
     throw TimeoutError(concat("Timed out waiting ", context.deadline.timeout().count(),
-                              "ms for ranks [", list_ranks(missing_ranks()), "]"));
+                              "ms for ", name_ranks(missing_ranks())));
   }
 }
 

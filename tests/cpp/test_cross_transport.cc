@@ -25,7 +25,7 @@ class Exchange {
   void run_round(int rank, Offer offer, const WaitContext& context,
                  const std::function<void(const std::vector<Offer>&)>& take) {
     std::unique_lock lock(mutex_);
-    await(lock, context, [&] { return !is_taking_; });
+    const std::uint64_t round = round_;
     offers_[static_cast<std::size_t>(rank)] = std::move(offer);
     if (++n_inside_ == offers_.size()) {
       is_taking_ = true;
@@ -35,16 +35,11 @@ class Exchange {
     take(offers_);
     if (--n_inside_ == 0) {
       is_taking_ = false;
-      changed_.notify_all();
-    }
-    // The others still read this rank's memory.
-    const std::uint64_t round = round_ + (is_taking_ ? 0 : 1);
-    if (!is_taking_) {
       ++round_;
       changed_.notify_all();
-    } else {
-      await(lock, context, [&] { return round_ > round; });
     }
+    // Until then the others still read this rank's memory.
+    await(lock, context, [&] { return round_ > round; });
   }
 
   void abort(const std::string& reason) {

@@ -86,7 +86,7 @@ TEST_CASE("values that make no sense are refused by name") {
            Row{"HORON_EAGER_BYTES", "65536", "eager_bytes"},
            Row{"HORON_EAGER_BYTES", "100", "eager_bytes"},
        }) {
-    const Environment environment({{row.variable, row.value}});
+    const Environment environment(std::map<std::string, std::string>{{row.variable, row.value}});
     INFO(row.variable << "=" << row.value);
     const std::exception_ptr error = error_of([] { Options::from_environment(); });
     REQUIRE(threw<UsageError>(error));

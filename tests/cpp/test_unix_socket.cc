@@ -45,7 +45,7 @@ TEST_CASE("messages and their descriptors arrive whole and in order") {
   std::vector<UniqueFd> files;
   std::vector<int> raw;
   for (int i = 0; i < 201; ++i) {
-    files.push_back(create_shared_file(4096, 0));
+    files.push_back(create_shared_file(4096, 4096));
     raw.push_back(files.back().get());
   }
   send_message(connection.client.get(), {42, 3, 0}, raw);

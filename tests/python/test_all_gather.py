@@ -94,7 +94,6 @@ def _layouts(rank: int, world_size: int) -> None:
 
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_layouts(world_size: int) -> None:
-    gloo_lacks("needs dense tensors")
     run_ranks(_layouts, world_size)
 
 

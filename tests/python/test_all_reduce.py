@@ -231,7 +231,6 @@ def _coalesced(rank: int, world_size: int) -> None:
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 def test_coalesced(world_size: int) -> None:
-    gloo_lacks("allreduce_coalesced fails on an empty tensor")
     run_ranks(_coalesced, world_size)
 
 

@@ -20,6 +20,20 @@ def _still_works(rank: int, world_size: int) -> None:
         assert (tensor == sum(range(world_size))).all()
 
 
+def _torch_swallows_meta(name: str) -> bool:
+    """Whether torch has a kernel of its own for meta tensors, which does nothing: no backend is ever asked."""
+    operators = {
+        "all_reduce": "allreduce_",
+        "broadcast": "broadcast_",
+        "all_gather": "allgather_",
+        "all_gather_into_tensor": "_allgather_base_",
+        "reduce_scatter": "reduce_scatter_",
+        "send": "send",
+        "recv": "recv_",
+    }
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(f"c10d::{operators[name]}", "Meta"))
+
+
 def _bad_tensor(rank: int, world_size: int, what: str) -> None:
     tensor = torch.eye(3).to_sparse() if what == "sparse" else torch.ones(3, device="meta")
     calls = {
@@ -32,6 +46,8 @@ def _bad_tensor(rank: int, world_size: int, what: str) -> None:
         "recv": lambda: dist.recv(tensor, 1 - rank),
     }
     for name, call in calls.items():
+        if what == "meta" and _torch_swallows_meta(name):
+            continue
         try:
             expect_error(call, within_s=AT_ONCE_S)
         except AssertionError as error:
@@ -99,7 +115,6 @@ def _wrong_shapes(rank: int, world_size: int) -> None:
 
 
 def test_shapes_that_do_not_fit() -> None:
-    gloo_lacks("accepts some")
     run_ranks(_wrong_shapes, 2)
 
 
@@ -178,7 +193,7 @@ def _forked_child_exits(rank: int, world_size: int) -> None:
 
 
 def test_forked_child_exits_normally() -> None:
-    gloo_lacks("destructors join threads that the child does not have")
+    gloo_lacks("destructors may join threads that the child does not have")
     assert_clean_exits(run_fresh_processes(_forked_child_exits, 2))
 
 

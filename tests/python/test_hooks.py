@@ -99,7 +99,6 @@ def _recorder_off(rank: int, world_size: int) -> None:
 
 
 def test_recorder_can_be_turned_off() -> None:
-    gloo_lacks("records natively")
     assert_clean_exits(run_fresh_processes(_recorder_off, 2, env={"TORCH_FR_BUFFER_SIZE": "0"}))
 
 

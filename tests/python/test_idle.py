@@ -21,14 +21,13 @@ IDLE_S = 10
 
 
 def _switches() -> dict[str, int]:
-    """Voluntary context switches by thread, without the main thread."""
+    """Voluntary context switches of horon's threads."""
     counts = {}
     for task in Path("/proc/self/task").iterdir():
-        if task.name == str(threading.main_thread().native_id):
-            continue
         lines = (task / "status").read_text().splitlines()
         fields = dict(line.split(":", 1) for line in lines if ":" in line)
-        counts[f"{fields['Name'].strip()} {task.name}"] = int(fields["voluntary_ctxt_switches"])
+        if fields["Name"].strip().startswith("horon"):
+            counts[f"{fields['Name'].strip()} {task.name}"] = int(fields["voluntary_ctxt_switches"])
     return counts
 
 
@@ -48,6 +47,7 @@ def _idle(rank: int, world_size: int) -> None:
     time.sleep(IDLE_S)
     used_s = time.process_time() - processor_s
     after = _switches()
+    assert before, "horon's threads were not found by their names"
     woken = {name: count - before.get(name, 0) for name, count in after.items() if count != before.get(name, 0)}
     assert not woken, f"threads that woke up in {IDLE_S} idle seconds: {woken}"
     assert used_s < 0.05, f"{used_s:.3f} s of processor time in {IDLE_S} idle seconds"
