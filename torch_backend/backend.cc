@@ -143,8 +143,7 @@ void HoronBackend::run_now(const Collective& collective, const Call& call) {
     if (profile->isActive()) {
       profile->_setAsync();  // as c10d's own works appear in a trace
       std::vector<c10::IValue> inputs(collective.inputs.begin(), collective.inputs.end());
-      profile->before(call.title,
-                      c10::ArrayRef<const c10::IValue>(inputs.data(), inputs.size()));
+      profile->before(call.title, c10::ArrayRef<const c10::IValue>(inputs.data(), inputs.size()));
     }
   }
   const WaitContext context{Deadline::after(call.timeout), interrupt_check()};
@@ -184,7 +183,8 @@ HoronBackend::WorkPtr HoronBackend::endCoalescing() {
     is_coalescing_ = false;
     parts.swap(coalesced_);
   }
-  const auto whole = make_work({c10d::OpType::COALESCED, "horon:coalesced", resolve(c10d::kUnsetTimeout), true}, {}, {});
+  const auto whole = make_work(
+      {c10d::OpType::COALESCED, "horon:coalesced", resolve(c10d::kUnsetTimeout), true}, {}, {});
   struct Progress {
     std::mutex mutex;
     std::size_t missing = 0;

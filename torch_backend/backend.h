@@ -134,8 +134,8 @@ class HoronBackend final : public c10d::Backend {
   std::atomic<int> splits_{0};
 
   std::mutex coalescing_mutex_;
-  bool is_coalescing_ = false;                                // guarded by coalescing_mutex_
-  std::vector<c10::intrusive_ptr<HoronWork>> coalesced_;      // guarded by coalescing_mutex_
+  bool is_coalescing_ = false;                            // guarded by coalescing_mutex_
+  std::vector<c10::intrusive_ptr<HoronWork>> coalesced_;  // guarded by coalescing_mutex_
 };
 
 }  // namespace horon::torch_backend

@@ -22,9 +22,8 @@ HoronBackend::WorkPtr HoronBackend::broadcast(Tensors& tensors,
 HoronBackend::WorkPtr HoronBackend::allreduce(Tensors& tensors,
                                               const c10d::AllreduceOptions& opts) {
   single(tensors, OpKind::kAllReduce);
-  return issue(
-      builder_.all_reduce(OpKind::kAllReduce, tensors, to_reduction(opts.reduceOp)),
-      {OpType::ALLREDUCE, "horon:all_reduce", resolve(opts.timeout), opts.asyncOp});
+  return issue(builder_.all_reduce(OpKind::kAllReduce, tensors, to_reduction(opts.reduceOp)),
+               {OpType::ALLREDUCE, "horon:all_reduce", resolve(opts.timeout), opts.asyncOp});
 }
 
 HoronBackend::WorkPtr HoronBackend::allreduce_sparse(Tensors& tensors,
@@ -34,16 +33,15 @@ HoronBackend::WorkPtr HoronBackend::allreduce_sparse(Tensors& tensors,
 
 HoronBackend::WorkPtr HoronBackend::allreduce_coalesced(
     Tensors& tensors, const c10d::AllreduceCoalescedOptions& opts) {
-  return issue(builder_.all_reduce(OpKind::kAllReduceCoalesced, tensors,
-                                   to_reduction(opts.reduceOp)),
-               {OpType::ALLREDUCE_COALESCED, "horon:all_reduce", resolve(opts.timeout),
-                opts.asyncOp});
+  return issue(
+      builder_.all_reduce(OpKind::kAllReduceCoalesced, tensors, to_reduction(opts.reduceOp)),
+      {OpType::ALLREDUCE_COALESCED, "horon:all_reduce", resolve(opts.timeout), opts.asyncOp});
 }
 
 HoronBackend::WorkPtr HoronBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& opts) {
-  return issue(builder_.reduce(single(tensors, OpKind::kReduce), to_reduction(opts.reduceOp),
-                               opts.rootRank),
-               {OpType::REDUCE, "horon:reduce", resolve(opts.timeout), opts.asyncOp});
+  return issue(
+      builder_.reduce(single(tensors, OpKind::kReduce), to_reduction(opts.reduceOp), opts.rootRank),
+      {OpType::REDUCE, "horon:reduce", resolve(opts.timeout), opts.asyncOp});
 }
 
 HoronBackend::WorkPtr HoronBackend::allgather(std::vector<Tensors>& outputs, Tensors& inputs,
@@ -128,10 +126,10 @@ HoronBackend::WorkPtr HoronBackend::reduce_scatter(Tensors& outputs, std::vector
 
 HoronBackend::WorkPtr HoronBackend::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
                                                          const c10d::ReduceScatterOptions& opts) {
-  return issue(builder_.reduce_scatter_single(OpKind::kReduceScatterSingle, {output}, {input},
-                                              to_reduction(opts.reduceOp)),
-               {OpType::_REDUCE_SCATTER_BASE, "horon:reduce_scatter", resolve(opts.timeout),
-                opts.asyncOp});
+  return issue(
+      builder_.reduce_scatter_single(OpKind::kReduceScatterSingle, {output}, {input},
+                                     to_reduction(opts.reduceOp)),
+      {OpType::_REDUCE_SCATTER_BASE, "horon:reduce_scatter", resolve(opts.timeout), opts.asyncOp});
 }
 
 HoronBackend::WorkPtr HoronBackend::reduce_scatter_tensor_coalesced(
@@ -164,9 +162,8 @@ HoronBackend::WorkPtr HoronBackend::barrier(const c10d::BarrierOptions& opts) {
 void HoronBackend::monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all_ranks) {
   Collective collective = builder_.barrier(OpKind::kMonitoredBarrier);
   collective.requests[0].monitor_all_ranks = wait_all_ranks;
-  issue(std::move(collective),
-        {OpType::BARRIER, "horon:monitored_barrier",
-         monitored_barrier_timeout(resolve(opts.timeout), rank_), false});
+  issue(std::move(collective), {OpType::BARRIER, "horon:monitored_barrier",
+                                monitored_barrier_timeout(resolve(opts.timeout), rank_), false});
 }
 
 }  // namespace horon::torch_backend

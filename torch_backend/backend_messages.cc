@@ -55,9 +55,12 @@ class GlooMessageWork final : public HoronWork {
 
 const char* title_of(c10d::OpType type) {
   switch (type) {
-    case c10d::OpType::SEND: return "horon:send";
-    case c10d::OpType::RECV: return "horon:recv";
-    default: return "horon:recvAnySource";
+    case c10d::OpType::SEND:
+      return "horon:send";
+    case c10d::OpType::RECV:
+      return "horon:recv";
+    default:
+      return "horon:recvAnySource";
   }
 }
 

@@ -111,7 +111,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
              py::arg("options"), py::arg("make_gloo"));
   module.def(
       "shutdown_all",
-      [](std::chrono::milliseconds drain) { LiveGroups::instance().shutdown_all(drain); }, py::arg("drain"),
-      NoGil());
+      [](std::chrono::milliseconds drain) { LiveGroups::instance().shutdown_all(drain); },
+      py::arg("drain"), NoGil());
   module.def("active_instruction_set", &horon::active_instruction_set);
 }

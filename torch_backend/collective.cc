@@ -11,8 +11,8 @@ bool is_plain(const at::Tensor& tensor) {
   return tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg();
 }
 
-// True unless every element provably has memory of its own: with the dimensions ordered by stride, each
-// stride must step over all of the smaller ones. (ATen answers only the easy cases.)
+// True unless every element provably has memory of its own: with the dimensions ordered by stride,
+// each stride must step over all of the smaller ones. (ATen answers only the easy cases.)
 bool may_overlap(const at::Tensor& tensor) {
   if (tensor.numel() <= 1 || tensor.is_non_overlapping_and_dense()) {
     return false;

@@ -1,8 +1,8 @@
 // All differences between the torch versions that horon supports (2.11 to 2.15), in one place.
 #pragma once
 
-#include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/version.h>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
 
 static_assert(TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR >= 11,
               "horon needs torch 2.11 or newer");

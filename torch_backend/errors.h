@@ -5,8 +5,8 @@
 
 namespace horon::torch_backend {
 
-// Mismatches, deaths and timeouts become c10::DistBackendError, bad arguments c10::ValueError; what is
-// not the engine's own passes through. Call inside a catch block.
+// Mismatches, deaths and timeouts become c10::DistBackendError, bad arguments c10::ValueError; what
+// is not the engine's own passes through. Call inside a catch block.
 [[noreturn]] void rethrow_translated();
 
 // The same for an exception that was kept.

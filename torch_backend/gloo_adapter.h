@@ -8,8 +8,8 @@
 
 namespace horon::torch_backend {
 
-// Calls the old names of c10d's methods: the new ones forward to them, and their guard against endless
-// recursion is per thread, not per object.
+// Calls the old names of c10d's methods: the new ones forward to them, and their guard against
+// endless recursion is per thread, not per object.
 class GlooAdapter final : public ByteTransport {
  public:
   explicit GlooAdapter(c10::intrusive_ptr<c10d::Backend> gloo) : gloo_(std::move(gloo)) {}

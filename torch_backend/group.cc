@@ -47,9 +47,10 @@ Group::~Group() {
 }
 
 void Group::check_process(const char* operation) const {
-  TORCH_CHECK(fork_generation_ == fork_generation(), "horon: ", operation,
-              ": this process was forked from the one that made the process group. A group can not be ",
-              "used across fork(); create a new one in the child, or start children with spawn.");
+  TORCH_CHECK(
+      fork_generation_ == fork_generation(), "horon: ", operation,
+      ": this process was forked from the one that made the process group. A group can not be ",
+      "used across fork(); create a new one in the child, or start children with spawn.");
 }
 
 void Group::shutdown(const Deadline& drain_until) {

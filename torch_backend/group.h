@@ -1,5 +1,5 @@
-// A process group's working parts: transport, lane, point-to-point engine. Made by the one factory that
-// chooses transports.
+// A process group's working parts: transport, lane, point-to-point engine. Made by the one factory
+// that chooses transports.
 #pragma once
 
 #include <atomic>
@@ -23,11 +23,12 @@ using GlooFactory = std::function<c10::intrusive_ptr<c10d::Backend>()>;
 // Thread safety: all methods.
 class Group {
  public:
-  // Meets the other ranks; blocks until all are here, at most until the deadline. Makes the Gloo group
-  // only when the ranks do not all share memory.
+  // Meets the other ranks; blocks until all are here, at most until the deadline. Makes the Gloo
+  // group only when the ranks do not all share memory.
   static std::shared_ptr<Group> make(const c10::intrusive_ptr<c10d::Store>& store,
                                      const GroupIdentity& identity, const Options& options,
-                                     std::chrono::milliseconds timeout, const GlooFactory& make_gloo);
+                                     std::chrono::milliseconds timeout,
+                                     const GlooFactory& make_gloo);
   // Does nothing in a forked child, where the threads and the peers are somebody else's.
   ~Group();
 

@@ -1,4 +1,5 @@
-// Functions that others want called: when an operation has completed, and before a group ends in error.
+// Functions that others want called: when an operation has completed, and before a group ends in
+// error.
 //
 // Thread safety: all methods. Hooks are called with no lock held, as torch's contract wants.
 #pragma once

@@ -258,8 +258,8 @@ Collective RequestBuilder::gather(const TensorList& outputs, const at::Tensor& i
   request.inputs[static_cast<std::size_t>(root)] = stage_input(collective, input);
   request.send_counts[static_cast<std::size_t>(root)] = request.count;
   if (rank_ == root && outputs.size() != static_cast<std::size_t>(n_ranks_)) {
-    refuse(request, concat("expected ", n_ranks_, " output tensors on the root, got ",
-                           outputs.size(), "."));
+    refuse(request,
+           concat("expected ", n_ranks_, " output tensors on the root, got ", outputs.size(), "."));
   } else if (rank_ != root && !outputs.empty()) {
     refuse(request, "output tensors are for the root only.");
   }

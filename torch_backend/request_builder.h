@@ -1,8 +1,8 @@
 // From the arguments of c10d's calls to the engine's requests, one function per call.
 //
-// Errors that no other rank could be waiting for (a sparse tensor, a wrong device, an unknown root) are
-// thrown here. Sizes that do not fit together become Request::refusal instead: the rank still arrives,
-// and every rank gets the error.
+// Errors that no other rank could be waiting for (a sparse tensor, a wrong device, an unknown root)
+// are thrown here. Sizes that do not fit together become Request::refusal instead: the rank still
+// arrives, and every rank gets the error.
 #pragma once
 
 #include <vector>

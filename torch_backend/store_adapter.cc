@@ -25,7 +25,8 @@ std::string StoreAdapter::get(const std::string& key, const Deadline& deadline) 
         throw TimeoutError(concat("Timed out waiting ", deadline.timeout().count(), "ms for '", key,
                                   "' in the store: ", error.what()));
       }
-      // A store that is gone fails at once, again and again; one that waits takes its slice of time.
+      // A store that is gone fails at once, again and again; one that waits takes its slice of
+      // time.
       const auto waited = left - std::chrono::ceil<std::chrono::milliseconds>(deadline.remaining());
       if (waited < std::min(left, kSlice) / 4) {
         throw Error(concat("the rendezvous store failed: ", error.what()));

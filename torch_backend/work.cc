@@ -45,10 +45,10 @@ bool HoronWork::wait(std::chrono::milliseconds timeout) {
       break;
     }
     if (timeout > kNoTimeout && std::chrono::steady_clock::now() >= give_up) {
-      C10_THROW_ERROR(DistBackendError,
-                      "horon: wait(timeout): Timed out waiting " + std::to_string(timeout.count()) +
-                          "ms for operation #" + std::to_string(origin_.sequence) +
-                          ", which goes on; wait again, or abort the group.");
+      C10_THROW_ERROR(DistBackendError, "horon: wait(timeout): Timed out waiting " +
+                                            std::to_string(timeout.count()) + "ms for operation #" +
+                                            std::to_string(origin_.sequence) +
+                                            ", which goes on; wait again, or abort the group.");
     }
     if (check_interrupt != nullptr) {
       lock.unlock();
@@ -73,7 +73,8 @@ void HoronWork::abort() {
 
 c10::intrusive_ptr<c10::ivalue::Future> HoronWork::getFuture() {
   if (const auto lane = origin_.lane.lock(); lane != nullptr && !is_finished()) {
-    // A callback may wait for the future on the progress thread, which nothing of ours would notice.
+    // A callback may wait for the future on the progress thread, which nothing of ours would
+    // notice.
     lane->help_until([this] { return is_finished(); });
   }
   c10::intrusive_ptr<c10::ivalue::Future> future;
@@ -81,8 +82,8 @@ c10::intrusive_ptr<c10::ivalue::Future> HoronWork::getFuture() {
   {
     const std::lock_guard lock(mutex_);
     if (!future_) {
-      future_ = c10::make_intrusive<c10::ivalue::Future>(
-          c10::ListType::create(c10::TensorType::get()));
+      future_ =
+          c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
     }
     if (completed_ && !is_future_marked_) {
       is_future_marked_ = true;

@@ -13,8 +13,8 @@
 namespace horon::torch_backend {
 
 // Thread safety: all methods, as c10d::Work asks.
-// Ownership: keeps the tensors of the operation; knows the lane only weakly, because the lane's thread
-// owns works.
+// Ownership: keeps the tensors of the operation; knows the lane only weakly, because the lane's
+// thread owns works.
 class HoronWork : public c10d::Work {
  public:
   struct Origin {
@@ -31,7 +31,8 @@ class HoronWork : public c10d::Work {
             std::vector<at::Tensor> outputs);
 
   // Waits until the operation has finished and throws its error. A finite `timeout` that expires
-  // throws DistBackendError and leaves the operation running. Ctrl-C ends the wait on the main thread.
+  // throws DistBackendError and leaves the operation running. Ctrl-C ends the wait on the main
+  // thread.
   bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
   std::vector<at::Tensor> result() override;
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;

@@ -28,10 +28,12 @@ enum class DType : uint8_t {
 
 inline constexpr int kDTypeCount = 16;
 
-// Size of one element. kOpaque counts in bytes, so its size is 1. A value outside the enum (a damaged header) gives 0.
+// Size of one element. kOpaque counts in bytes, so its size is 1. A value outside the enum (a
+// damaged header) gives 0.
 size_t element_bytes(DType dtype);
 
-// torch's name without the prefix: "float32", "bool", "complex64"; "opaque"; "unknown" outside the enum.
+// torch's name without the prefix: "float32", "bool", "complex64"; "opaque"; "unknown" outside the
+// enum.
 const char* name(DType dtype);
 
 }  // namespace horon

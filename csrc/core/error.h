@@ -13,7 +13,8 @@ class Error : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// The ranks disagree about one call. Exactly that call fails, on every rank; the group stays usable.
+// The ranks disagree about one call. Exactly that call fails, on every rank; the group stays
+// usable.
 class MismatchError : public Error {
  public:
   using Error::Error;
@@ -57,9 +58,9 @@ std::string system_error_text(const char* call, int error_number);
 }  // namespace horon
 
 // Throws horon::Error with the message parts when `condition` is false.
-#define HORON_CHECK(condition, ...)                          \
-  do {                                                       \
-    if (!(condition)) {                                      \
-      throw ::horon::Error(::horon::concat(__VA_ARGS__));    \
-    }                                                        \
+#define HORON_CHECK(condition, ...)                       \
+  do {                                                    \
+    if (!(condition)) {                                   \
+      throw ::horon::Error(::horon::concat(__VA_ARGS__)); \
+    }                                                     \
   } while (false)

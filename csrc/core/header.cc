@@ -68,11 +68,10 @@ std::optional<std::string> find_count_mismatch(const std::vector<HeaderView>& he
       const std::uint64_t expected =
           headers[static_cast<std::size_t>(destination)].recv_counts[source];
       if (sent != expected) {
-        return mismatch_text(
-            headers,
-            concat("the number of elements (rank ", source, " sends ", sent, " to rank ",
-                   destination, ", which expects ", expected, ")"),
-            "Give both sides tensors of the same size.");
+        return mismatch_text(headers,
+                             concat("the number of elements (rank ", source, " sends ", sent,
+                                    " to rank ", destination, ", which expects ", expected, ")"),
+                             "Give both sides tensors of the same size.");
       }
     }
   }
@@ -184,8 +183,7 @@ std::optional<std::string> find_mismatch(const std::vector<HeaderView>& headers)
 
 std::size_t header_bytes(int n_ranks) {
   const std::size_t variable = counts_bytes(n_ranks);
-  const std::size_t total =
-      sizeof(Header) + (variable > kRefusalBytes ? variable : kRefusalBytes);
+  const std::size_t total = sizeof(Header) + (variable > kRefusalBytes ? variable : kRefusalBytes);
   return (total + 63) / 64 * 64;
 }
 

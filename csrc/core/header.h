@@ -1,9 +1,10 @@
-// What a rank publishes in the arrival phase of every collective, and the rules that n of them obey.
+// What a rank publishes in the arrival phase of every collective, and the rules that n of them
+// obey.
 //
 // Note [Arrival phase]
-// Every collective starts with each rank publishing a Header and reading all n. Until then no tensor
-// is written. Agreement and the choice of algorithm are pure functions of the n headers, so all ranks
-// decide alike: a mismatch fails exactly one call on every rank and the next call works.
+// Every collective starts with each rank publishing a Header and reading all n. Until then no
+// tensor is written. Agreement and the choice of algorithm are pure functions of the n headers, so
+// all ranks decide alike: a mismatch fails exactly one call on every rank and the next call works.
 #pragma once
 
 #include <cstdint>

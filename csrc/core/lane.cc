@@ -67,7 +67,8 @@ void Lane::run(const std::function<void()>& operation) {
   std::unique_lock lock(mutex_);
   check_open();
   if (on_progress_thread()) {
-    // Until another caller's running operation has ended, too: queueing behind it would wait for ourselves.
+    // Until another caller's running operation has ended, too: queueing behind it would wait for
+    // ourselves.
     while (!queue_.empty() || is_running_) {
       run_next(lock);
     }
@@ -103,8 +104,8 @@ void Lane::submit(std::shared_ptr<Task> task) {
     check_open();
     queue_.push_back(std::move(task));
     if (on_progress_thread()) {
-      // A callback issued it, and may go on to wait in a way that does not come by here (the wait of a
-      // Future): nobody but this thread would ever run it.
+      // A callback issued it, and may go on to wait in a way that does not come by here (the wait
+      // of a Future): nobody but this thread would ever run it.
       while (!queue_.empty()) {
         run_next(lock);
       }

@@ -1,11 +1,13 @@
-// A lane runs the operations of one group one after another, in the order in which they were issued.
+// A lane runs the operations of one group one after another, in the order in which they were
+// issued.
 //
 // Note [Tickets]
 // A place in the order is taken when an operation is issued, under the lane's mutex. A synchronous
-// operation runs on its caller's thread when nothing is queued or running; otherwise it queues and its
-// caller waits. Asynchronous operations run on the lane's progress thread, which starts with the first
-// of them and sleeps on a condition variable when there is nothing to do. A callback that runs on the
-// progress thread may itself wait or issue operations: it then works off the queue inline.
+// operation runs on its caller's thread when nothing is queued or running; otherwise it queues and
+// its caller waits. Asynchronous operations run on the lane's progress thread, which starts with
+// the first of them and sleeps on a condition variable when there is nothing to do. A callback that
+// runs on the progress thread may itself wait or issue operations: it then works off the queue
+// inline.
 #pragma once
 
 #include <condition_variable>
@@ -33,8 +35,8 @@ class Task {
 };
 
 // Thread safety: all methods, from any thread.
-// Ownership: make it with std::make_shared. The progress thread holds a share, because the last other
-// owner may go away inside a callback on that very thread.
+// Ownership: make it with std::make_shared. The progress thread holds a share, because the last
+// other owner may go away inside a callback on that very thread.
 class Lane : public std::enable_shared_from_this<Lane> {
  public:
   Lane() = default;
@@ -47,23 +49,23 @@ class Lane : public std::enable_shared_from_this<Lane> {
   // Throws GroupError when the lane is closed.
   void run(const std::function<void()>& operation);
 
-  // Queues `task` for the progress thread; on that thread itself, runs the queue and the task before it
-  // returns. Throws GroupError when the lane is closed.
+  // Queues `task` for the progress thread; on that thread itself, runs the queue and the task
+  // before it returns. Throws GroupError when the lane is closed.
   void submit(std::shared_ptr<Task> task);
 
-  // On the progress thread: works off the queue until `is_done()`, since nobody else would. On other
-  // threads: returns at once.
+  // On the progress thread: works off the queue until `is_done()`, since nobody else would. On
+  // other threads: returns at once.
   void help_until(const std::function<bool()>& is_done);
 
-  // Lets queued operations run until the deadline, then calls `interrupt_running` (which must make a
-  // running operation fail soon), fails what is left and ends the progress thread. Idempotent.
+  // Lets queued operations run until the deadline, then calls `interrupt_running` (which must make
+  // a running operation fail soon), fails what is left and ends the progress thread. Idempotent.
   // Not to be called with a lock that an operation or a callback could want.
   void close(const Deadline& drain_until, const std::function<void()>& interrupt_running);
 
  private:
   void progress_loop();
-  // Takes the first task off the queue and runs it. Requires a non-empty queue and the lock; gives the
-  // lock back held.
+  // Takes the first task off the queue and runs it. Requires a non-empty queue and the lock; gives
+  // the lock back held.
   void run_next(std::unique_lock<std::mutex>& lock);
   void start_thread();
   void check_open() const;

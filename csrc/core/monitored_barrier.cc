@@ -24,8 +24,8 @@ std::string monitored_barrier_timeout_text(const std::vector<int>& missing, bool
   for (const int rank : missing) {
     ranks += (ranks.empty() ? "" : ", ") + std::to_string(rank);
   }
-  return concat("[Rank 0]: Ranks ", ranks, " failed to pass monitoredBarrier in ",
-                timeout.count(), " ms.");
+  return concat("[Rank 0]: Ranks ", ranks, " failed to pass monitoredBarrier in ", timeout.count(),
+                " ms.");
 }
 
 std::string monitored_barrier_refused_text(int rank, const std::string& reason) {

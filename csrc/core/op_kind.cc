@@ -4,23 +4,40 @@ namespace horon {
 
 const char* name(OpKind kind) {
   switch (kind) {
-    case OpKind::kBarrier: return "barrier";
-    case OpKind::kMonitoredBarrier: return "monitored_barrier";
-    case OpKind::kAllReduce: return "all_reduce";
-    case OpKind::kAllReduceCoalesced: return "all_reduce_coalesced";
-    case OpKind::kBroadcast: return "broadcast";
-    case OpKind::kReduce: return "reduce";
-    case OpKind::kAllGather: return "all_gather";
-    case OpKind::kAllGatherSingle: return "all_gather_into_tensor";
-    case OpKind::kAllGatherCoalesced: return "all_gather_into_tensor_coalesced";
-    case OpKind::kGather: return "gather";
-    case OpKind::kGatherSingle: return "gather_single";
-    case OpKind::kScatter: return "scatter";
-    case OpKind::kReduceScatter: return "reduce_scatter";
-    case OpKind::kReduceScatterSingle: return "reduce_scatter_tensor";
-    case OpKind::kReduceScatterCoalesced: return "reduce_scatter_tensor_coalesced";
-    case OpKind::kAllToAll: return "all_to_all";
-    case OpKind::kAllToAllSingle: return "all_to_all_single";
+    case OpKind::kBarrier:
+      return "barrier";
+    case OpKind::kMonitoredBarrier:
+      return "monitored_barrier";
+    case OpKind::kAllReduce:
+      return "all_reduce";
+    case OpKind::kAllReduceCoalesced:
+      return "all_reduce_coalesced";
+    case OpKind::kBroadcast:
+      return "broadcast";
+    case OpKind::kReduce:
+      return "reduce";
+    case OpKind::kAllGather:
+      return "all_gather";
+    case OpKind::kAllGatherSingle:
+      return "all_gather_into_tensor";
+    case OpKind::kAllGatherCoalesced:
+      return "all_gather_into_tensor_coalesced";
+    case OpKind::kGather:
+      return "gather";
+    case OpKind::kGatherSingle:
+      return "gather_single";
+    case OpKind::kScatter:
+      return "scatter";
+    case OpKind::kReduceScatter:
+      return "reduce_scatter";
+    case OpKind::kReduceScatterSingle:
+      return "reduce_scatter_tensor";
+    case OpKind::kReduceScatterCoalesced:
+      return "reduce_scatter_tensor_coalesced";
+    case OpKind::kAllToAll:
+      return "all_to_all";
+    case OpKind::kAllToAllSingle:
+      return "all_to_all_single";
   }
   return "unknown operation";
 }

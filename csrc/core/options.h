@@ -9,12 +9,12 @@ namespace horon {
 
 struct Options {
   // Messages that publish at most this many bytes a rank travel in one step, with the header.
-  // Default 8 KiB. Larger: fewer synchronisations for middling sizes, but each rank reads n times as
-  // much. Environment: HORON_INLINE_BYTES.
+  // Default 8 KiB. Larger: fewer synchronisations for middling sizes, but each rank reads n times
+  // as much. Environment: HORON_INLINE_BYTES.
   std::size_t inline_bytes = std::size_t{8} * 1024;
 
-  // Each rank has two data buffers of this many bytes, and large messages pass through them piece by
-  // piece. Default 512 KiB: both ranks' buffers stay in a 2 MiB share of the last-level cache.
+  // Each rank has two data buffers of this many bytes, and large messages pass through them piece
+  // by piece. Default 512 KiB: both ranks' buffers stay in a 2 MiB share of the last-level cache.
   // Environment: HORON_BUFFER_BYTES.
   std::size_t buffer_bytes = std::size_t{512} * 1024;
 

@@ -1,9 +1,10 @@
 // What each rank publishes for the others, as one stream of bytes, and who reads which part of it.
 //
 // Note [Published stream]
-// A rank publishes the data of its destinations one after another, starting with its right neighbour:
-// rank r sends to r+1, r+2, ... r-1. When streams are read chunk by chunk, every reader is then busy
-// with a different writer at any time. Data that is the same for all is published once.
+// A rank publishes the data of its destinations one after another, starting with its right
+// neighbour: rank r sends to r+1, r+2, ... r-1. When streams are read chunk by chunk, every reader
+// is then busy with a different writer at any time. Data that is the same for all is published
+// once.
 #pragma once
 
 #include <cstdint>
@@ -29,8 +30,8 @@ StreamRange range_for(const std::vector<HeaderView>& headers, int source, int de
 // The pieces of this rank's own stream, in order. Views into request.inputs.
 std::vector<ConstSpan> stream_pieces(const Request& request, int rank, int n_ranks);
 
-// Copies bytes [offset, offset + bytes) of the stream made of `pieces` to `to`; returns how many there
-// were (fewer at the end of the stream).
+// Copies bytes [offset, offset + bytes) of the stream made of `pieces` to `to`; returns how many
+// there were (fewer at the end of the stream).
 std::size_t copy_from_stream(const std::vector<ConstSpan>& pieces, std::uint64_t offset,
                              std::size_t bytes, std::byte* to);
 

@@ -20,7 +20,8 @@ enum class ReduceOp : uint8_t {
 
 inline constexpr int kReduceOpCount = 9;
 
-// torch's name: "SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "PREMUL_SUM"; "UNKNOWN" outside the enum.
+// torch's name: "SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "PREMUL_SUM";
+// "UNKNOWN" outside the enum.
 const char* name(ReduceOp op);
 
 }  // namespace horon

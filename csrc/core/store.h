@@ -1,4 +1,5 @@
-// The key-value store through which the ranks of a group first meet (a c10d Store, or a test's map).
+// The key-value store through which the ranks of a group first meet (a c10d Store, or a test's
+// map).
 #pragma once
 
 #include <cstdint>

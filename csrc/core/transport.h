@@ -9,8 +9,8 @@
 
 namespace horon {
 
-// Thread safety: run belongs to one thread at a time (the lane sees to it); abort and depart may come
-// from any thread, also while run blocks.
+// Thread safety: run belongs to one thread at a time (the lane sees to it); abort and depart may
+// come from any thread, also while run blocks.
 class Transport {
  public:
   virtual ~Transport() = default;

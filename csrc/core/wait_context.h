@@ -9,8 +9,8 @@ namespace horon {
 
 struct WaitContext {
   Deadline deadline;
-  // Called now and then by a wait that takes long, on the waiting thread; throws to abandon the wait
-  // (a pending KeyboardInterrupt). May be null.
+  // Called now and then by a wait that takes long, on the waiting thread; throws to abandon the
+  // wait (a pending KeyboardInterrupt). May be null.
   const std::function<void()>* check_interrupt = nullptr;
 };
 

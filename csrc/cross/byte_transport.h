@@ -10,8 +10,8 @@
 
 namespace horon {
 
-// All calls block, come in the same order on every rank, and throw Error when the network, a peer or
-// the deadline fails them.
+// All calls block, come in the same order on every rank, and throw Error when the network, a peer
+// or the deadline fails them.
 class ByteTransport {
  public:
   virtual ~ByteTransport() = default;
@@ -20,7 +20,8 @@ class ByteTransport {
   virtual void all_gather(const std::byte* send, std::byte* receive, std::size_t bytes,
                           const WaitContext& context) = 0;
 
-  // Rank d gets send_bytes[d] of what lies at `send` (in rank order); receive_bytes[s] come from rank s.
+  // Rank d gets send_bytes[d] of what lies at `send` (in rank order); receive_bytes[s] come from
+  // rank s.
   virtual void all_to_all(const std::byte* send, const std::vector<std::uint64_t>& send_bytes,
                           std::byte* receive, const std::vector<std::uint64_t>& receive_bytes,
                           const WaitContext& context) = 0;

@@ -48,7 +48,8 @@ void CrossTransport::run(const Request& request, const WaitContext& context) {
   } catch (const MismatchError&) {
     throw;  // agreed on by all ranks: the group goes on
   } catch (const Error& error) {
-    ended_ = concat(name(request.kind), " #", sequence_ - 1, " on rank ", rank_, ": ", error.what());
+    ended_ =
+        concat(name(request.kind), " #", sequence_ - 1, " on rank ", rank_, ": ", error.what());
     if (request.kind == OpKind::kMonitoredBarrier && rank_ == 0) {
       throw GroupError(concat("[Rank 0]: monitoredBarrier: ", ended_));
     }
@@ -100,8 +101,8 @@ void CrossTransport::arrive(const Request& request, const WaitContext& context) 
 void CrossTransport::exchange(const Request& request, const WaitContext& context) {
   const auto n = static_cast<std::size_t>(n_ranks_);
   move_bytes(request.outputs[static_cast<std::size_t>(rank_)].data,
-       request.inputs[static_cast<std::size_t>(rank_)].data,
-       request.outputs[static_cast<std::size_t>(rank_)].bytes);
+             request.inputs[static_cast<std::size_t>(rank_)].data,
+             request.outputs[static_cast<std::size_t>(rank_)].bytes);
   std::uint64_t longest = 0;  // of all pairs, so that every rank takes part in as many rounds
   for (const HeaderView& view : headers_) {
     for (std::size_t peer = 0; peer < n; ++peer) {
@@ -201,7 +202,8 @@ void CrossTransport::reduce_scatter(const Request& request, const WaitContext& c
     }
     const std::uint64_t own_bytes = part_at(begin, request.outputs[0].bytes);
     std::vector<std::byte> contributions(own_bytes * n);
-    bytes_->all_to_all(send.data(), send_bytes, contributions.data(), Counts(n, own_bytes), context);
+    bytes_->all_to_all(send.data(), send_bytes, contributions.data(), Counts(n, own_bytes),
+                       context);
     std::vector<const void*> sources;
     for (std::size_t rank = 0; rank < n; ++rank) {
       sources.push_back(contributions.data() + rank * own_bytes);

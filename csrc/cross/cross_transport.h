@@ -1,8 +1,9 @@
 // Collectives between ranks that do not all share memory, over a carrier of bytes.
 //
-// Only bytes travel: the arithmetic is ours, in rank order, so results have the same bits on all ranks
-// and every dtype and reduce op works, whatever the carrier can add up. Reductions are reduce-scatter
-// plus all-gather, so a rank moves 2(n-1)/n of the tensor, like a ring. Pieces bound the memory.
+// Only bytes travel: the arithmetic is ours, in rank order, so results have the same bits on all
+// ranks and every dtype and reduce op works, whatever the carrier can add up. Reductions are
+// reduce-scatter plus all-gather, so a rank moves 2(n-1)/n of the tensor, like a ring. Pieces bound
+// the memory.
 #pragma once
 
 #include <memory>

@@ -35,9 +35,11 @@ struct HalfPasses {
     Vectors::encode(static_cast<char*>(dst) + at * sizeof(uint16_t), acc);
   }
 
-  static size_t two_sources(void* dst, const void* const* sources, size_t count, const double* factors) {
+  static size_t two_sources(void* dst, const void* const* sources, size_t count,
+                            const double* factors) {
     const void *s0 = sources[0], *s1 = sources[1];
-    const FloatVector f0 = factor_of(factors, 0), f1 = factor_of(factors, 1), two = splat_float(2.0f);
+    const FloatVector f0 = factor_of(factors, 0), f1 = factor_of(factors, 1),
+                      two = splat_float(2.0f);
     size_t at = 0;
     for (; at + kHalfVectorCount <= count; at += kHalfVectorCount) {
       finish(dst, at, fold(term(s0, at, f0), term(s1, at, f1)), two);
@@ -45,7 +47,8 @@ struct HalfPasses {
     return at;
   }
 
-  static size_t any_number(void* dst, const void* const* sources, int n, size_t count, const double* factors) {
+  static size_t any_number(void* dst, const void* const* sources, int n, size_t count,
+                           const double* factors) {
     const FloatVector f0 = factor_of(factors, 0), n_sources = splat_float(static_cast<float>(n));
     size_t at = 0;
     for (; at + kHalfVectorCount <= count; at += kHalfVectorCount) {
@@ -56,9 +59,10 @@ struct HalfPasses {
     return at;
   }
 
-  static void kernel(void* dst, const void* const* sources, int n, size_t count, const double* factors) {
-    const size_t done =
-        n == 2 ? two_sources(dst, sources, count, factors) : any_number(dst, sources, n, count, factors);
+  static void kernel(void* dst, const void* const* sources, int n, size_t count,
+                     const double* factors) {
+    const size_t done = n == 2 ? two_sources(dst, sources, count, factors)
+                               : any_number(dst, sources, n, count, factors);
     if (done < count) Tail::range(dst, sources, n, done, count, factors);
   }
 };

@@ -1,7 +1,8 @@
-// float16 and bfloat16 by the vector. Part of kernels.inl; see Note [One source, several instruction sets].
+// float16 and bfloat16 by the vector. Part of kernels.inl; see Note [One source, several
+// instruction sets].
 //
-// Written with the compilers' vector types instead of being left to their loop vectoriser: that widens 16 bits to 32 and
-// back with shuffles, which cost more than the arithmetic.
+// Written with the compilers' vector types instead of being left to their loop vectoriser: that
+// widens 16 bits to 32 and back with shuffles, which cost more than the arithmetic.
 #pragma once
 
 #include <cstddef>
@@ -54,8 +55,8 @@ using BFloat16Vectors = HalfWords<BFloat16Bits>;
 
 #if defined(__F16C__) && defined(__AVX2__)
 
-// The CPU's own conversions. Same bits as Float16Bits: decoding is exact, rounding is to nearest even (by the immediate,
-// not by the environment), and NaN is made canonical first.
+// The CPU's own conversions. Same bits as Float16Bits: decoding is exact, rounding is to nearest
+// even (by the immediate, not by the environment), and NaN is made canonical first.
 struct Float16Vectors {
   static HalfVector decode(const void* from) {
     const auto* halves = static_cast<const __m128i_u*>(from);

@@ -1,9 +1,11 @@
-// Internal to reduce/ and its tests: the kernels of one instruction set, and which sets this CPU can run.
+// Internal to reduce/ and its tests: the kernels of one instruction set, and which sets this CPU
+// can run.
 //
 // Note [One source, several instruction sets]
-// kernels.inl is compiled once per instruction set, each time with other -m flags. Everything in it has internal
-// linkage, and it uses no inline function of the standard library: the linker keeps one copy of such a function for
-// the whole program, and that copy might be the one with AVX-512 in it, on a CPU without. The same goes for this header.
+// kernels.inl is compiled once per instruction set, each time with other -m flags. Everything in it
+// has internal linkage, and it uses no inline function of the standard library: the linker keeps
+// one copy of such a function for the whole program, and that copy might be the one with AVX-512 in
+// it, on a CPU without. The same goes for this header.
 #pragma once
 
 #include <cstddef>
@@ -15,12 +17,13 @@
 namespace horon {
 
 // Requires n_sources >= 1, unit_count >= 1 and factors for kPremulSum; otherwise as reduce().
-using ReduceKernel = void (*)(void* dst, const void* const* sources, int n_sources, size_t unit_count,
-                              const double* factors);
+using ReduceKernel = void (*)(void* dst, const void* const* sources, int n_sources,
+                              size_t unit_count, const double* factors);
 
 struct KernelEntry {
   ReduceKernel kernel;        // Null: not reducible.
-  uint8_t units_per_element;  // What the kernel counts: a complex number is two reals, bitwise operations count bytes.
+  uint8_t units_per_element;  // What the kernel counts: a complex number is two reals, bitwise
+                              // operations count bytes.
 };
 
 struct KernelTable {
@@ -30,8 +33,8 @@ struct KernelTable {
 
 enum class InstructionSet : uint8_t { kBaseline, kAvx2, kAvx512 };
 
-inline constexpr InstructionSet kAllInstructionSets[] = {InstructionSet::kBaseline, InstructionSet::kAvx2,
-                                                         InstructionSet::kAvx512};
+inline constexpr InstructionSet kAllInstructionSets[] = {
+    InstructionSet::kBaseline, InstructionSet::kAvx2, InstructionSet::kAvx512};
 
 // Null if this build or this CPU lacks the instruction set. kBaseline is always there.
 const KernelTable* kernels_for(InstructionSet set);
@@ -40,8 +43,8 @@ const KernelTable* kernels_for(InstructionSet set);
 const KernelTable& active_kernels();
 
 // reduce() with the kernels of the caller's choice.
-void reduce_with(const KernelTable& kernels, void* dst, const void* const* sources, int n_sources, size_t count,
-                 DType dtype, ReduceOp op, const double* factors);
+void reduce_with(const KernelTable& kernels, void* dst, const void* const* sources, int n_sources,
+                 size_t count, DType dtype, ReduceOp op, const double* factors);
 
 const KernelTable& baseline_kernels();
 const KernelTable& avx2_kernels();    // x86-64 only; requires AVX2 and F16C.

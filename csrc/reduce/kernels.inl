@@ -20,14 +20,16 @@ struct TableBuilder {
   constexpr explicit TableBuilder(const char* name) : table{name, {}} {}
 
   constexpr void set(DType dtype, ReduceOp op, ReduceKernel kernel, size_t units_per_element = 1) {
-    table.entries[static_cast<int>(dtype)][static_cast<int>(op)] = {kernel, static_cast<uint8_t>(units_per_element)};
+    table.entries[static_cast<int>(dtype)][static_cast<int>(op)] = {
+        kernel, static_cast<uint8_t>(units_per_element)};
   }
 
   template <class Codec>
   constexpr void add_sums(DType dtype, size_t units_per_element) {
     set(dtype, ReduceOp::kSum, kKernel<Decoded<Codec>, Sum, Rounded<Codec>>, units_per_element);
     set(dtype, ReduceOp::kAvg, kKernel<Decoded<Codec>, Sum, FloatMean<Codec>>, units_per_element);
-    set(dtype, ReduceOp::kPremulSum, kKernel<ScaledFloat<Codec>, Sum, Rounded<Codec>>, units_per_element);
+    set(dtype, ReduceOp::kPremulSum, kKernel<ScaledFloat<Codec>, Sum, Rounded<Codec>>,
+        units_per_element);
   }
 
   template <class Codec>
@@ -43,9 +45,12 @@ struct TableBuilder {
     using Plain = Decoded<Codec>;
     using Once = Rounded<Codec>;
     set_half<Vectors, Sum, Scale::kNone, Divide::kNo, Plain, Once>(dtype, ReduceOp::kSum);
-    set_half<Vectors, Sum, Scale::kNone, Divide::kByCount, Plain, FloatMean<Codec>>(dtype, ReduceOp::kAvg);
-    set_half<Vectors, Sum, Scale::kFactors, Divide::kNo, ScaledFloat<Codec>, Once>(dtype, ReduceOp::kPremulSum);
-    set_half<Vectors, FloatProduct, Scale::kNone, Divide::kNo, Plain, Once>(dtype, ReduceOp::kProduct);
+    set_half<Vectors, Sum, Scale::kNone, Divide::kByCount, Plain, FloatMean<Codec>>(dtype,
+                                                                                    ReduceOp::kAvg);
+    set_half<Vectors, Sum, Scale::kFactors, Divide::kNo, ScaledFloat<Codec>, Once>(
+        dtype, ReduceOp::kPremulSum);
+    set_half<Vectors, FloatProduct, Scale::kNone, Divide::kNo, Plain, Once>(dtype,
+                                                                            ReduceOp::kProduct);
     set_half<Vectors, FloatMin, Scale::kNone, Divide::kNo, Plain, Once>(dtype, ReduceOp::kMin);
     set_half<Vectors, FloatMax, Scale::kNone, Divide::kNo, Plain, Once>(dtype, ReduceOp::kMax);
   }
@@ -55,7 +60,8 @@ struct TableBuilder {
     set(dtype, op, &HalfPasses<Vectors, Fold, kScale, kDivide, Passes<Term, Fold, Finish>>::kernel);
   }
 
-  // Sums and products wrap alike in signed and unsigned arithmetic, so the signed type uses the unsigned one's kernels.
+  // Sums and products wrap alike in signed and unsigned arithmetic, so the signed type uses the
+  // unsigned one's kernels.
   template <class T, class Unsigned, class Wide>
   constexpr void add_integer(DType dtype) {
     using Modular = IntegerTerm<Unsigned, Unsigned>;

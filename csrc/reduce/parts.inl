@@ -1,5 +1,5 @@
-// What a kernel is made of: how an element of source r enters the fold (term), the fold, and how the result leaves
-// (finish). Part of kernels.inl; see Note [One source, several instruction sets].
+// What a kernel is made of: how an element of source r enters the fold (term), the fold, and how
+// the result leaves (finish). Part of kernels.inl; see Note [One source, several instruction sets].
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,8 @@ struct FloatCodec {
   static T encode(T value) { return canonical(value); }
 };
 
-// ---- Folds. V is a scalar or, in the float16 kernels, a vector of floats. -------------------------------------------
+// ---- Folds. V is a scalar or, in the float16 kernels, a vector of floats.
+// -------------------------------------------
 
 struct Sum {
   template <class V>
@@ -91,7 +92,8 @@ struct BitXor {
   }
 };
 
-// ---- Terms: Element -> Acc, constructed with the rank's factor (1 where there is none). -----------------------------
+// ---- Terms: Element -> Acc, constructed with the rank's factor (1 where there is none).
+// -----------------------------
 
 template <class Codec>
 struct Decoded {
@@ -110,7 +112,8 @@ struct ScaledFloat {
   Acc operator()(Element element) const { return Codec::decode(element) * factor; }
 };
 
-// Converts between integers; widening a signed type to an unsigned one keeps the value modulo 2^bits.
+// Converts between integers; widening a signed type to an unsigned one keeps the value modulo
+// 2^bits.
 template <class From, class To>
 struct IntegerTerm {
   using Element = From;
@@ -126,7 +129,8 @@ struct ScaledInteger {
   static constexpr bool kSigned = T(-1) < T(0);
   static constexpr T kLowest = kSigned ? T(T(1) << (8 * sizeof(T) - 1)) : T(0);
   static constexpr T kHighest = T(~kLowest);
-  static constexpr double kEnd = 2.0 * double(uint64_t(1) << (8 * sizeof(T) - (kSigned ? 2 : 1)));  // kHighest + 1.
+  static constexpr double kEnd =
+      2.0 * double(uint64_t(1) << (8 * sizeof(T) - (kSigned ? 2 : 1)));  // kHighest + 1.
   double factor;
   explicit ScaledInteger(double f) : factor(f) {}
   Acc operator()(Element element) const {
@@ -145,7 +149,8 @@ struct Truth {
   Acc operator()(Element element) const { return element != 0; }
 };
 
-// ---- Finishes: Acc -> Element, constructed with the number of sources. ----------------------------------------------
+// ---- Finishes: Acc -> Element, constructed with the number of sources.
+// ----------------------------------------------
 
 template <class Codec>
 struct Rounded {

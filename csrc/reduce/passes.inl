@@ -1,13 +1,15 @@
-// The loops: a fold over any number of sources, with sums that wait for further sources in the L1 cache.
-// Part of kernels.inl; see Note [One source, several instruction sets].
+// The loops: a fold over any number of sources, with sums that wait for further sources in the L1
+// cache. Part of kernels.inl; see Note [One source, several instruction sets].
 #pragma once
 
 #include <cstddef>
 
-// dst may be one of the sources. The iterations are still independent, but a compiler that checks at run time whether
-// arrays overlap would send just the in-place case, the common one, to its scalar loop.
+// dst may be one of the sources. The iterations are still independent, but a compiler that checks
+// at run time whether arrays overlap would send just the in-place case, the common one, to its
+// scalar loop.
 #if defined(__clang__)
-#pragma clang diagnostic ignored "-Wpass-failed"  // Integer division has no vector form; that is no news.
+#pragma clang diagnostic ignored \
+    "-Wpass-failed"  // Integer division has no vector form; that is no news.
 #define HORON_INDEPENDENT_ITERATIONS _Pragma("clang loop vectorize(assume_safety)")
 #else
 #define HORON_INDEPENDENT_ITERATIONS _Pragma("GCC ivdep")
@@ -16,7 +18,8 @@
 namespace horon {
 namespace {
 
-// Through memcpy, so that neither alignment nor the type that the caller knows the bytes under matters.
+// Through memcpy, so that neither alignment nor the type that the caller knows the bytes under
+// matters.
 template <class T>
 inline T load(const void* base, size_t i) {
   T value;
@@ -35,7 +38,8 @@ inline void for_each_index(size_t count, Body body) {
   for (size_t i = 0; i < count; ++i) body(i);
 }
 
-// What the accumulator of one block takes on the stack: leaves most of the smallest L1 (32 KiB) to two sources.
+// What the accumulator of one block takes on the stack: leaves most of the smallest L1 (32 KiB) to
+// two sources.
 inline constexpr size_t kBlockBytes = 4096;
 
 template <class Term, class Fold, class Finish>
@@ -44,10 +48,13 @@ struct Passes {
   using Acc = typename Term::Acc;
   static constexpr size_t kBlock = kBlockBytes / sizeof(Acc);
 
-  static Term term(const double* factors, int r) { return Term(factors != nullptr ? factors[r] : 1.0); }
+  static Term term(const double* factors, int r) {
+    return Term(factors != nullptr ? factors[r] : 1.0);
+  }
 
   // Folds units [begin, end).
-  static void range(void* dst, const void* const* sources, int n, size_t begin, size_t end, const double* factors) {
+  static void range(void* dst, const void* const* sources, int n, size_t begin, size_t end,
+                    const double* factors) {
     const Finish finish(n);
     const Term t0 = term(factors, 0);
     if (n == 1) {
@@ -60,7 +67,8 @@ struct Passes {
       const Term t1 = term(factors, 1);
       for_each_index(end - begin, [=](size_t i) {
         const size_t at = begin + i;
-        store<Element>(dst, at, finish(Fold::fold(t0(load<Element>(s0, at)), t1(load<Element>(s1, at)))));
+        store<Element>(dst, at,
+                       finish(Fold::fold(t0(load<Element>(s0, at)), t1(load<Element>(s1, at)))));
       });
     } else {
       for (size_t at = begin; at < end; at += kBlock) {
@@ -69,15 +77,19 @@ struct Passes {
     }
   }
 
-  // Not inlined: GCC 12 would interchange the loops over sources and elements, and then vectorise neither.
-  [[gnu::noinline]] static void add_one(Acc* sums, const void* source, size_t begin, size_t count, Term t) {
-    for_each_index(count, [=](size_t i) { sums[i] = Fold::fold(sums[i], t(load<Element>(source, begin + i))); });
+  // Not inlined: GCC 12 would interchange the loops over sources and elements, and then vectorise
+  // neither.
+  [[gnu::noinline]] static void add_one(Acc* sums, const void* source, size_t begin, size_t count,
+                                        Term t) {
+    for_each_index(count, [=](size_t i) {
+      sums[i] = Fold::fold(sums[i], t(load<Element>(source, begin + i)));
+    });
   }
 
-  // n >= 3. One source at a time: GCC 12 does not vectorise two FloatMin in a row. dst is written last, as it may be any
-  // of the sources.
-  static void block(void* dst, const void* const* sources, int n, size_t begin, size_t count, const double* factors,
-                    Finish finish) {
+  // n >= 3. One source at a time: GCC 12 does not vectorise two FloatMin in a row. dst is written
+  // last, as it may be any of the sources.
+  static void block(void* dst, const void* const* sources, int n, size_t begin, size_t count,
+                    const double* factors, Finish finish) {
     alignas(64) Acc acc[kBlock];
     Acc* const sums = acc;
     const Term t0 = term(factors, 0), t1 = term(factors, 1), last_term = term(factors, n - 1);
@@ -87,11 +99,13 @@ struct Passes {
     });
     for (int r = 2; r < n - 1; ++r) add_one(sums, sources[r], begin, count, term(factors, r));
     for_each_index(count, [=](size_t i) {
-      store<Element>(dst, begin + i, finish(Fold::fold(sums[i], last_term(load<Element>(last, begin + i)))));
+      store<Element>(dst, begin + i,
+                     finish(Fold::fold(sums[i], last_term(load<Element>(last, begin + i)))));
     });
   }
 
-  static void kernel(void* dst, const void* const* sources, int n, size_t count, const double* factors) {
+  static void kernel(void* dst, const void* const* sources, int n, size_t count,
+                     const double* factors) {
     range(dst, sources, n, 0, count, factors);
   }
 };

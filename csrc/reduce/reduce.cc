@@ -12,7 +12,9 @@ bool is_known(DType dtype, ReduceOp op) {
   return static_cast<int>(dtype) < kDTypeCount && static_cast<int>(op) < kReduceOpCount;
 }
 
-bool is_bitwise(ReduceOp op) { return op == ReduceOp::kBand || op == ReduceOp::kBor || op == ReduceOp::kBxor; }
+bool is_bitwise(ReduceOp op) {
+  return op == ReduceOp::kBand || op == ReduceOp::kBor || op == ReduceOp::kBxor;
+}
 
 bool is_complex(DType dtype) { return dtype == DType::kComplex64 || dtype == DType::kComplex128; }
 
@@ -27,37 +29,48 @@ bool is_complex(DType dtype) { return dtype == DType::kComplex64 || dtype == DTy
 
 }  // namespace
 
-// The table is the one list of what can be reduced; the baseline's stands for all, they are made from one source.
+// The table is the one list of what can be reduced; the baseline's stands for all, they are made
+// from one source.
 bool is_reducible(DType dtype, ReduceOp op) {
   return is_known(dtype, op) &&
-         baseline_kernels().entries[static_cast<int>(dtype)][static_cast<int>(op)].kernel != nullptr;
+         baseline_kernels().entries[static_cast<int>(dtype)][static_cast<int>(op)].kernel !=
+             nullptr;
 }
 
 std::string why_not_reducible(DType dtype, ReduceOp op) {
   if (is_reducible(dtype, op)) return "";
   const std::string what = std::string(name(op)) + " of " + name(dtype);
-  if (!is_known(dtype, op)) return what + " is not known to this build; run the same version of horon on all ranks";
+  if (!is_known(dtype, op))
+    return what + " is not known to this build; run the same version of horon on all ranks";
   if (dtype == DType::kOpaque) {
-    return what + " is not defined: this element type can be moved but not reduced; cast to a type like float32 first";
+    return what +
+           " is not defined: this element type can be moved but not reduced; cast to a type like "
+           "float32 first";
   }
   if (is_complex(dtype)) {
-    return what + " is not defined: complex numbers support SUM, AVG and PREMUL_SUM; for an operation on each part, "
-                  "pass torch.view_as_real(tensor)";
+    return what +
+           " is not defined: complex numbers support SUM, AVG and PREMUL_SUM; for an operation on "
+           "each part, "
+           "pass torch.view_as_real(tensor)";
   }
-  if (dtype == DType::kBool) return what + " is not defined; cast to float32 (or an integer type) first";
+  if (dtype == DType::kBool)
+    return what + " is not defined; cast to float32 (or an integer type) first";
   if (is_bitwise(op)) {
-    return what + " is not defined: bitwise operations take integers and bool; pass tensor.view(an integer dtype) "
-                  "to work on the bits";
+    return what +
+           " is not defined: bitwise operations take integers and bool; pass tensor.view(an "
+           "integer dtype) "
+           "to work on the bits";
   }
   return what + " is not supported";
 }
 
-void reduce_with(const KernelTable& kernels, void* dst, const void* const* sources, int n_sources, size_t count,
-                 DType dtype, ReduceOp op, const double* factors) {
+void reduce_with(const KernelTable& kernels, void* dst, const void* const* sources, int n_sources,
+                 size_t count, DType dtype, ReduceOp op, const double* factors) {
   if (!is_known(dtype, op)) throw_invalid(n_sources, dtype, op);
   const KernelEntry& entry = kernels.entries[static_cast<int>(dtype)][static_cast<int>(op)];
   const bool scales = op == ReduceOp::kPremulSum;
-  if (entry.kernel == nullptr || n_sources < 1 || (scales && factors == nullptr)) throw_invalid(n_sources, dtype, op);
+  if (entry.kernel == nullptr || n_sources < 1 || (scales && factors == nullptr))
+    throw_invalid(n_sources, dtype, op);
   if (count == 0) return;
   // A bool still goes through its kernel, which turns any true byte into 1.
   if (n_sources == 1 && !scales && dtype != DType::kBool) {
@@ -67,8 +80,8 @@ void reduce_with(const KernelTable& kernels, void* dst, const void* const* sourc
   entry.kernel(dst, sources, n_sources, count * entry.units_per_element, factors);
 }
 
-void reduce(void* dst, const void* const* sources, int n_sources, size_t count, DType dtype, ReduceOp op,
-            const double* factors) {
+void reduce(void* dst, const void* const* sources, int n_sources, size_t count, DType dtype,
+            ReduceOp op, const double* factors) {
   reduce_with(active_kernels(), dst, sources, n_sources, count, dtype, op, factors);
 }
 

@@ -14,8 +14,8 @@
 
 namespace horon {
 
-// Sleeps while `word` is `expected`, for at most `limit`. Returns early on a wake, a signal, or for no
-// reason; the caller looks again. Shared (not PRIVATE): the word is mapped by several processes.
+// Sleeps while `word` is `expected`, for at most `limit`. Returns early on a wake, a signal, or for
+// no reason; the caller looks again. Shared (not PRIVATE): the word is mapped by several processes.
 inline void futex_wait(const std::atomic<std::uint32_t>& word, std::uint32_t expected,
                        std::chrono::nanoseconds limit) {
   static_assert(sizeof(std::atomic<std::uint32_t>) == sizeof(std::uint32_t));

@@ -8,8 +8,8 @@
 namespace horon {
 
 // A descriptor that becomes readable (or hangs up) when this process ends, to be given to others: a
-// pidfd, or, where pidfd_open is forbidden (logged once), the read end of a pipe whose write end this
-// process keeps until it ends. A forked child closes its copy of the write end.
+// pidfd, or, where pidfd_open is forbidden (logged once), the read end of a pipe whose write end
+// this process keeps until it ends. A forked child closes its copy of the write end.
 UniqueFd open_own_liveness();
 
 // True when the process behind the descriptor has ended. Does not block.

@@ -68,8 +68,10 @@ UniqueFd create_shared_file(std::size_t bytes, std::size_t reserve_bytes) {
   HORON_CHECK(::ftruncate(fd.get(), static_cast<off_t>(bytes)) == 0,
               system_error_text("ftruncate", errno), " (", bytes, " bytes of shared memory)");
   const int error = ::posix_fallocate(fd.get(), 0, static_cast<off_t>(reserve_bytes));
-  HORON_CHECK(error == 0, system_error_text("posix_fallocate", error), ": could not reserve ",
-              reserve_bytes, " bytes of shared memory. Free memory, enlarge /dev/shm, or lower HORON_BUFFER_BYTES.");
+  HORON_CHECK(
+      error == 0, system_error_text("posix_fallocate", error), ": could not reserve ",
+      reserve_bytes,
+      " bytes of shared memory. Free memory, enlarge /dev/shm, or lower HORON_BUFFER_BYTES.");
   if (sealable) {
     HORON_CHECK(::fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) == 0,
                 system_error_text("fcntl(F_ADD_SEALS)", errno));

@@ -29,9 +29,9 @@ class Mapping {
 };
 
 // Makes an anonymous file of that size: a memfd, sealed against resizing, or (where memfd_create is
-// forbidden, logged once) an unlinked file in /dev/shm. Its first `reserve_bytes` are backed by pages
-// at once. Refuses with an Error when that does not fit into the cgroup's limit or the available
-// memory: going on would end in a SIGKILL or SIGBUS later.
+// forbidden, logged once) an unlinked file in /dev/shm. Its first `reserve_bytes` are backed by
+// pages at once. Refuses with an Error when that does not fit into the cgroup's limit or the
+// available memory: going on would end in a SIGKILL or SIGBUS later.
 UniqueFd create_shared_file(std::size_t bytes, std::size_t reserve_bytes);
 
 // Throws Error unless `fd` is at least `bytes` long and can not shrink.

@@ -13,10 +13,10 @@ namespace {
 constexpr std::chrono::milliseconds kLookAround{50};
 
 std::exception_ptr size_mismatch(const P2pOp& op, std::uint64_t other_bytes) {
-  return std::make_exception_ptr(MismatchError(
-      concat(op.describe(), ": the ", op.is_send ? "receiver expects " : "sender sent ",
-             other_bytes, " bytes. Give both sides tensors of the same size and dtype. The message ",
-             "was dropped; the group can still be used.")));
+  return std::make_exception_ptr(MismatchError(concat(
+      op.describe(), ": the ", op.is_send ? "receiver expects " : "sender sent ", other_bytes,
+      " bytes. Give both sides tensors of the same size and dtype. The message ",
+      "was dropped; the group can still be used.")));
 }
 
 }  // namespace
@@ -148,8 +148,7 @@ bool P2pEngine::write_message(int peer, const Op& op, bool* finished) {
   frame.type = FrameType::kData;
   // Parts of half a ring, so that both sides copy at the same time.
   const std::uint64_t part_limit = segment_->layout().ring_bytes() / 4;
-  frame.payload_bytes =
-      std::min({left, static_cast<std::uint64_t>(room), part_limit});
+  frame.payload_bytes = std::min({left, static_cast<std::uint64_t>(room), part_limit});
   ring.write(frame, op->data + op->transferred);
   op->transferred += frame.payload_bytes;
   if (op->transferred == op->bytes) {
@@ -263,7 +262,8 @@ bool P2pEngine::match_unexpected(const Op& receive) {
   return true;
 }
 
-// A receive and a message have found each other; an eager payload has been copied where sizes agree.
+// A receive and a message have found each other; an eager payload has been copied where sizes
+// agree.
 void P2pEngine::meet(const Op& receive, UnexpectedMessage message) {
   receive->source = message.source;
   Frame answer;

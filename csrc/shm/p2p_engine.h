@@ -1,14 +1,14 @@
 // Point-to-point messages between ranks that share memory.
 //
 // Note [Point-to-point]
-// Messages are matched by (source, tag), in the order in which they were sent; they have nothing to do
-// with the order of collectives. Small ones travel at once (eager); larger ones announce themselves and
-// stream when a receive has met them (rendezvous), so an unreceived large message blocks nobody.
-// A send is done when its receive has met it: only then is it known that the sizes agree, and a
-// difference fails both ends. An eager send that nobody has met for a second counts as buffered and is
-// done, so that two ranks that both send first do not hang.
-// Messages are moved by whoever calls send or receive, and by one background thread, which exists from
-// the first operation that could not finish at once and sleeps while there is none.
+// Messages are matched by (source, tag), in the order in which they were sent; they have nothing to
+// do with the order of collectives. Small ones travel at once (eager); larger ones announce
+// themselves and stream when a receive has met them (rendezvous), so an unreceived large message
+// blocks nobody. A send is done when its receive has met it: only then is it known that the sizes
+// agree, and a difference fails both ends. An eager send that nobody has met for a second counts as
+// buffered and is done, so that two ranks that both send first do not hang. Messages are moved by
+// whoever calls send or receive, and by one background thread, which exists from the first
+// operation that could not finish at once and sleeps while there is none.
 #pragma once
 
 #include <condition_variable>
@@ -84,13 +84,13 @@ class P2pEngine : public std::enable_shared_from_this<P2pEngine> {
   // Guarded by mutex_:
   std::condition_variable became_busy_;
   std::condition_variable sends_drained_;
-  std::vector<Outgoing> outgoing_;                    // by peer
-  std::map<std::uint64_t, Op> sends_;                 // not yet done, by id
-  std::list<Op> receives_;                            // posted, not yet met, in order
+  std::vector<Outgoing> outgoing_;                       // by peer
+  std::map<std::uint64_t, Op> sends_;                    // not yet done, by id
+  std::list<Op> receives_;                               // posted, not yet met, in order
   std::map<std::pair<int, std::uint64_t>, Op> streams_;  // receives being filled, by (source, id)
-  std::list<UnexpectedMessage> unexpected_;           // in order of arrival
-  std::vector<std::uint64_t> eager_in_flight_;        // bytes not yet met, by peer
-  std::vector<Op> finished_;                          // on_done not yet called
+  std::list<UnexpectedMessage> unexpected_;              // in order of arrival
+  std::vector<std::uint64_t> eager_in_flight_;           // bytes not yet met, by peer
+  std::vector<Op> finished_;                             // on_done not yet called
   std::uint64_t next_id_ = 1;
   std::string closed_;  // not empty: why nothing can be started
   bool stop_thread_ = false;

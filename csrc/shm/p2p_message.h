@@ -13,8 +13,8 @@ namespace horon {
 
 inline constexpr int kAnySource = -1;
 
-// One send or receive. Ownership: shared by the engine and by who waits; `data` belongs to the caller,
-// who keeps it alive until on_done.
+// One send or receive. Ownership: shared by the engine and by who waits; `data` belongs to the
+// caller, who keeps it alive until on_done.
 struct P2pOp {
   bool is_send = false;
   int peer = 0;  // kAnySource for a receive from anybody

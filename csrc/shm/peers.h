@@ -17,7 +17,7 @@ struct Peer {
 
 struct Peers {
   int rank = 0;
-  std::vector<Peer> peers;  // by rank, this one included
+  std::vector<Peer> peers;        // by rank, this one included
   std::vector<int> global_ranks;  // by rank in the group; for messages
 
   int n_ranks() const { return static_cast<int>(peers.size()); }

@@ -65,8 +65,7 @@ class Rendezvous {
         deadline_(deadline) {}
 
   std::unique_ptr<SharedGroup> run() {
-    const std::int64_t generation =
-        store_.add(concat("horon/generation/", identity_.rank), 1);
+    const std::int64_t generation = store_.add(concat("horon/generation/", identity_.rank), 1);
     prefix_ = concat("horon/", generation, '/');
     exchange_records();
     if (!same_host()) {
@@ -161,7 +160,8 @@ class Rendezvous {
         const auto end = std::min(all.size(), begin + kDescriptorsPerMessage);
         const std::vector<int> part(all.begin() + static_cast<std::ptrdiff_t>(begin),
                                     all.begin() + static_cast<std::ptrdiff_t>(end));
-        send_message(sockets[static_cast<std::size_t>(rank)].get(), {records_[0].nonce, 0, 0}, part);
+        send_message(sockets[static_cast<std::size_t>(rank)].get(), {records_[0].nonce, 0, 0},
+                     part);
       }
     }
     return group;

@@ -2,12 +2,14 @@
 //
 // Note [Rendezvous]
 // 1. Each rank counts its own generation of this group in the store, so that keys are never reused.
-// 2. Each publishes a record (host, settings, and on rank 0 the name of a socket and a nonce) and reads
+// 2. Each publishes a record (host, settings, and on rank 0 the name of a socket and a nonce) and
+// reads
 //    all n. Different settings are an error on every rank.
 // 3. If all claim the same host, rank 0 makes the segment; each other rank connects, proves that it
 //    knows the nonce, hands over a descriptor of its life and gets the segment and everybody's.
 // 4. Each rank reads the nonce back from the memory and publishes whether that worked. Only if it
-//    worked for all do they use it: a rank in another container or namespace counts as another host.
+//    worked for all do they use it: a rank in another container or namespace counts as another
+//    host.
 #pragma once
 
 #include <memory>

@@ -13,12 +13,12 @@
 namespace horon {
 
 enum class FrameType : std::uint32_t {
-  kEager,           // a whole message
-  kRequestToSend,   // a message that wants to be asked for
-  kClearToSend,     // receiver to sender: go on with message `id`
-  kData,            // a part of message `id`
-  kAcknowledge,     // receiver to sender: eager message `id` found its receive
-  kRefuse,          // receiver to sender: message `id` met a receive of `message_bytes` bytes
+  kEager,          // a whole message
+  kRequestToSend,  // a message that wants to be asked for
+  kClearToSend,    // receiver to sender: go on with message `id`
+  kData,           // a part of message `id`
+  kAcknowledge,    // receiver to sender: eager message `id` found its receive
+  kRefuse,         // receiver to sender: message `id` met a receive of `message_bytes` bytes
 };
 
 struct Frame {

@@ -1,6 +1,7 @@
 // The memory that the ranks of a group on one host share, and what lies where in it.
 //
-// All counters are 32-bit words that only grow (and wrap): they are futex words. The order of memory:
+// All counters are 32-bit words that only grow (and wrap): they are futex words. The order of
+// memory:
 //   SegmentHead | RankWords[n] | arrival slots [2][n] | data buffers [n][2] | rings [n][n]
 #pragma once
 
@@ -39,7 +40,7 @@ struct RankWords {
 
 // One direction between two ranks: a stream of bytes. The positions only grow.
 struct RingWords {
-  alignas(kCacheLineBytes) std::atomic<std::uint64_t> written;  // by the sender
+  alignas(kCacheLineBytes) std::atomic<std::uint64_t> written;   // by the sender
   alignas(kCacheLineBytes) std::atomic<std::uint64_t> consumed;  // by the receiver
 };
 
@@ -95,7 +96,8 @@ class Segment {
     return mapping_.data() + layout_.ring_offset(source, destination) + sizeof(RingWords);
   }
 
-  // Marks the group as ended from operation `sequence` on and wakes everybody. Only the first call counts.
+  // Marks the group as ended from operation `sequence` on and wakes everybody. Only the first call
+  // counts.
   void poison(std::uint64_t sequence, const std::string& text);
   bool is_poisoned() const;
   // Whether this operation fails. A rank that is behind may still finish what came before.

@@ -24,29 +24,32 @@ void ShmTransport::run(const Request& request, const WaitContext& context) {
     throw;  // agreed on by all ranks: the group goes on
   } catch (const TimeoutError& error) {
     if (request.kind == OpKind::kMonitoredBarrier && rank_ == 0) {
-      end_group(request, monitored_barrier_timeout_text(board_.missing_ranks(),
-                                                        request.monitor_all_ranks,
-                                                        context.deadline.timeout()));
+      end_group(request,
+                monitored_barrier_timeout_text(board_.missing_ranks(), request.monitor_all_ranks,
+                                               context.deadline.timeout()));
     }
     end_group(request, error.what());
   } catch (const GroupError& error) {
     end_group(request, error.what());
   } catch (...) {  // check_interrupt's own exception: passed on as it is
-    ended_ = concat("rank ", rank_, " was interrupted in ", name(request.kind), " #", sequence_ - 1);
+    ended_ =
+        concat("rank ", rank_, " was interrupted in ", name(request.kind), " #", sequence_ - 1);
     segment_->poison(sequence_ - 1, ended_);
     throw;
   }
 }
 
 void ShmTransport::end_group(const Request& request, const std::string& reason) {
-  const std::string where = concat(name(request.kind), " #", sequence_ - 1, " on rank ", rank_,
-                                   " (", describe(headers_[static_cast<std::size_t>(rank_)], n_ranks_), ")");
+  const std::string where =
+      concat(name(request.kind), " #", sequence_ - 1, " on rank ", rank_, " (",
+             describe(headers_[static_cast<std::size_t>(rank_)], n_ranks_), ")");
   ended_ = segment_->is_poisoned() ? reason : concat(where, ": ", reason);
   segment_->poison(sequence_ - 1, ended_);
   if (request.kind == OpKind::kMonitoredBarrier && rank_ != 0) {
     throw GroupError(monitored_barrier_refused_text(rank_, reason));
   }
-  throw GroupError(concat(where, ": ", reason, ". The group can not be used any more; destroy it."));
+  throw GroupError(
+      concat(where, ": ", reason, ". The group can not be used any more; destroy it."));
 }
 
 void ShmTransport::run_steps(const Request& request, const WaitContext& context) {
@@ -71,8 +74,8 @@ void ShmTransport::run_steps(const Request& request, const WaitContext& context)
 }
 
 void ShmTransport::arrive(const Request& request, const WaitContext& context) {
-  // Slots alternate: the slot written now was last read two operations ago, and everybody has arrived
-  // at the operation between since then.
+  // Slots alternate: the slot written now was last read two operations ago, and everybody has
+  // arrived at the operation between since then.
   const int slot_parity = static_cast<int>(sequence_ % 2);
   std::byte* slot = segment_->slot(slot_parity, rank_);
   Header header = make_header(request, sequence_, rank_, n_ranks_);

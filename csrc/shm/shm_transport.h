@@ -1,10 +1,10 @@
 // Collectives between ranks that share memory.
 //
 // Note [Rounds]
-// Large messages pass through each rank's two data buffers, piece by piece, alternately. A buffer is
-// written before a step and read by others after it; it is written again two rounds later, and by then
-// everybody has finished the step of the round between, which comes after their reading. So a round
-// needs no exit barrier, and operations follow each other without one.
+// Large messages pass through each rank's two data buffers, piece by piece, alternately. A buffer
+// is written before a step and read by others after it; it is written again two rounds later, and
+// by then everybody has finished the step of the round between, which comes after their reading. So
+// a round needs no exit barrier, and operations follow each other without one.
 #pragma once
 
 #include <memory>
@@ -47,9 +47,9 @@ class ShmTransport final : public Transport {
   const int n_ranks_;
   StepBoard board_;
   std::uint64_t sequence_ = 0;
-  int parity_ = 0;                     // of the next round
-  std::vector<HeaderView> headers_;    // of the running operation
-  std::string ended_;                  // not empty: why nothing runs any more
+  int parity_ = 0;                   // of the next round
+  std::vector<HeaderView> headers_;  // of the running operation
+  std::string ended_;                // not empty: why nothing runs any more
 };
 
 }  // namespace horon

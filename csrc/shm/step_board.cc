@@ -43,9 +43,7 @@ void StepBoard::await_all(const WaitContext& context) {
 
 void StepBoard::await(int peer, const WaitContext& context) {
   RankWords& watched = segment_->words(peer);
-  const auto ready = [&] {
-    return has_arrived(peer) || aborted_.load(std::memory_order_relaxed);
-  };
+  const auto ready = [&] { return has_arrived(peer) || aborted_.load(std::memory_order_relaxed); };
   policy_.spin(ready);
   Clock::time_point next_interrupt_check = Clock::now() + kLookAround;
   while (!has_arrived(peer)) {
@@ -74,15 +72,16 @@ void StepBoard::check_health(int peer, const WaitContext& context) const {
     throw GroupError(segment_->poison_text());
   }
   const bool departed = segment_->words(peer).departed.load(std::memory_order_acquire) != 0;
-  const bool ended = !departed && has_ended(peers_->peers[static_cast<std::size_t>(peer)].liveness_fd.get());
+  const bool ended =
+      !departed && has_ended(peers_->peers[static_cast<std::size_t>(peer)].liveness_fd.get());
   if ((departed || ended) && !has_arrived(peer)) {
-    throw PeerLostError(concat(peers_->describe(peer),
-                               departed ? " left the group (destroyed it or exited)"
-                                        : " died (killed or crashed)"));
+    throw PeerLostError(
+        concat(peers_->describe(peer), departed ? " left the group (destroyed it or exited)"
+                                                : " died (killed or crashed)"));
   }
   if (context.deadline.has_passed() && !has_arrived(peer)) {
-    throw TimeoutError(concat("Timed out waiting ", context.deadline.timeout().count(),
-                              "ms for ", name_ranks(missing_ranks())));
+    throw TimeoutError(concat("Timed out waiting ", context.deadline.timeout().count(), "ms for ",
+                              name_ranks(missing_ranks())));
   }
 }
 

@@ -3,8 +3,8 @@
 // Note [Steps]
 // Each rank owns a counter of the steps it has finished. Everything a collective does is a fixed
 // number of steps, decided alike on all ranks from the headers, so the counters never drift apart.
-// finish_step() publishes what this rank wrote; await_all() waits until everybody has finished as many.
-// A rank that is gone is only an error for whoever needs a step that it did not finish.
+// finish_step() publishes what this rank wrote; await_all() waits until everybody has finished as
+// many. A rank that is gone is only an error for whoever needs a step that it did not finish.
 #pragma once
 
 #include <atomic>
@@ -30,8 +30,8 @@ class StepBoard {
   void finish_step();
 
   // Waits until every rank has finished as many steps as this one.
-  // Throws TimeoutError (naming the missing ranks), PeerLostError, GroupError after an abort or when
-  // another rank ended the group, and whatever check_interrupt throws.
+  // Throws TimeoutError (naming the missing ranks), PeerLostError, GroupError after an abort or
+  // when another rank ended the group, and whatever check_interrupt throws.
   void await_all(const WaitContext& context);
 
   // Ranks that have not finished as many steps as this one. For messages.

@@ -39,7 +39,8 @@ bool wait_readable(int fd, const Deadline& deadline) {
       return false;
     }
     pollfd entry{fd, POLLIN, 0};
-    const int ready = ::poll(&entry, 1, static_cast<int>(std::min<std::int64_t>(left.count() + 1, 1000)));
+    const int ready =
+        ::poll(&entry, 1, static_cast<int>(std::min<std::int64_t>(left.count() + 1, 1000)));
     if (ready > 0) {
       return true;
     }

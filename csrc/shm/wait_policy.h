@@ -3,8 +3,8 @@
 // Note [Guarded yield]
 // At most 50 pauses, then sched_yield, each one timed. With a core for every rank the pauses do;
 // with more ranks than cores a yield hands the core to the rank that is waited for. Beside busy
-// neighbours a yield comes back late or the wait is long: then futex, for the next 256 waits, doubling
-// up to 16,384 while that goes on. Measured in docs/performance.md.
+// neighbours a yield comes back late or the wait is long: then futex, for the next 256 waits,
+// doubling up to 16,384 while that goes on. Measured in docs/performance.md.
 #pragma once
 
 #include <sched.h>
@@ -26,8 +26,8 @@ inline void pause_cpu() {
 // Thread safety: none; one per waiting thread at a time.
 class WaitPolicy {
  public:
-  // Spins and yields until `ready()` is true or it is time to sleep on a futex. Returns ready()'s last
-  // value.
+  // Spins and yields until `ready()` is true or it is time to sleep on a futex. Returns ready()'s
+  // last value.
   template <typename Ready>
   bool spin(const Ready& ready) {
     for (int i = 0; i < kPauses; ++i) {

@@ -69,6 +69,8 @@ class Outcome:
     finished_s: float
     """time.monotonic() when the function returned, or when the end of the process was seen."""
     timed_out: bool
+    left_processes: bool
+    """Something that it had forked was still there, and was killed."""
 
 
 class Zygote:
@@ -151,8 +153,7 @@ class Child:
             if dump:
                 os.kill(self.pid, zygote.DUMP_SIGNAL)
                 zygote_.wait_exit(self.pid, 0.5)
-            if self.pid not in zygote_.exits:
-                os.kill(self.pid, signal.SIGKILL)
+            os.killpg(self.pid, signal.SIGKILL)
         zygote_.wait_exit(self.pid, 10)
         self.connection.close()
 
@@ -335,9 +336,19 @@ def run_fresh_processes(
                 result,
                 ended_s,
                 timed_out,
+                _end_process_group(child.pid),
             )
         )
     return outcomes
+
+
+def _end_process_group(pid: int) -> bool:
+    """Kills what a process that ended has left behind. Returns whether there was anything."""
+    try:
+        os.killpg(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 def _run_executed(server: Zygote, jobs: list[dict[str, Any]], timeout_s: float) -> list[Outcome]:
@@ -348,7 +359,9 @@ def _run_executed(server: Zygote, jobs: list[dict[str, Any]], timeout_s: float) 
         with open(base + ".out", "wb") as out, open(base + ".err", "wb") as err:
             command = [sys.executable, str(HERE / "zygote.py"), "--exec", base + ".job"]
             environment = {**server.environment, **job["env"]}
-            processes.append((base, subprocess.Popen(command, stdout=out, stderr=err, env=environment)))
+            processes.append(
+                (base, subprocess.Popen(command, stdout=out, stderr=err, env=environment, start_new_session=True))
+            )
     deadline = time.monotonic() + timeout_s
     outcomes = []
     for rank, (base, process) in enumerate(processes):
@@ -362,7 +375,8 @@ def _run_executed(server: Zygote, jobs: list[dict[str, Any]], timeout_s: float) 
             process.kill()
             process.wait()
         texts = [Path(base + end).read_text(errors="replace") for end in (".out", ".err")]
-        outcomes.append(Outcome(rank, process.returncode, *texts, None, time.monotonic(), timed_out))
+        left = _end_process_group(process.pid)
+        outcomes.append(Outcome(rank, process.returncode, *texts, None, time.monotonic(), timed_out, left))
     return outcomes
 
 
@@ -373,6 +387,8 @@ def assert_clean_exits(outcomes: list[Outcome], codes: list[int] | None = None) 
             how = "hung and was killed" if outcome.timed_out else f"ended with {outcome.exitcode}, not {code}"
             text = f"{outcome.stdout[-2000:]}\n{outcome.stderr[-6000:]}"
             raise RankError(f"rank {outcome.rank} {how}\n{text}")
+        if outcome.left_processes:
+            raise RankError(f"rank {outcome.rank} left a process behind")
 
 
 class Cases:

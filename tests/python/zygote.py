@@ -75,6 +75,7 @@ class ForkServer:
         return None
 
     def _become_child(self, stdout_path: str, stderr_path: str) -> None:
+        os.setpgid(0, 0)  # Whatever it forks can be found, and ended, with it.
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
