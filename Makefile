@@ -65,7 +65,7 @@ tsan asan: %: build-%
 	@$(MAKE) --no-print-directory run-ctest SUITE=$@
 
 bench: $(STAMPS)/horon $(STAMPS)/bench
-	$(BIN)/torchrun --standalone --nproc-per-node 2 benchmarks/allreduce.py $(BENCH_ARGS)
+	$(BIN)/python benchmarks/allreduce.py --ranks 2 $(BENCH_ARGS)
 
 lint: $(STAMPS)/horon $(STAMPS)/lint build-tests
 	$(CLANG_FORMAT) --dry-run --Werror $(CXX_FILES)

@@ -95,13 +95,13 @@ std::chrono::milliseconds HoronBackend::resolve(std::chrono::milliseconds timeou
   return timeout == c10d::kUnsetTimeout ? std::chrono::milliseconds(timeout_ms_.load()) : timeout;
 }
 
-c10::intrusive_ptr<HoronWork> HoronBackend::make_work(const Call& call, const Tensors& inputs,
-                                                      Tensors outputs) {
+c10::intrusive_ptr<HoronWork> HoronBackend::make_work(const Call& call, std::uint64_t sequence,
+                                                      const Tensors& inputs, Tensors outputs) {
   HoronWork::Origin origin;
   origin.rank = rank_;
   origin.op_type = call.op_type;
   origin.profiling_title = call.title;
-  origin.sequence = sequence_.load();
+  origin.sequence = sequence;
   origin.timeout = call.timeout;
   origin.lane = group_->lane();
   origin.hooks = hooks_;
@@ -120,12 +120,12 @@ c10::intrusive_ptr<HoronWork> HoronBackend::make_work(const Call& call, const Te
 
 HoronBackend::WorkPtr HoronBackend::issue(Collective collective, const Call& call) {
   group_->check_process(call.title);
-  sequence_.fetch_add(1);
+  const std::uint64_t sequence = sequence_.fetch_add(1);
   if (!call.is_async) {
     run_now(collective, call);
     return nullptr;
   }
-  auto work = make_work(call, collective.inputs, collective.outputs);
+  auto work = make_work(call, sequence, collective.inputs, collective.outputs);
   auto task = std::make_shared<CollectiveTask>(group_.get(), hooks_, std::move(collective), work,
                                                Deadline::after(call.timeout));
   try {
@@ -183,8 +183,9 @@ HoronBackend::WorkPtr HoronBackend::endCoalescing() {
     is_coalescing_ = false;
     parts.swap(coalesced_);
   }
-  const auto whole = make_work(
-      {c10d::OpType::COALESCED, "horon:coalesced", resolve(c10d::kUnsetTimeout), true}, {}, {});
+  const auto whole =
+      make_work({c10d::OpType::COALESCED, "horon:coalesced", resolve(c10d::kUnsetTimeout), true},
+                sequence_.load(), {}, {});
   struct Progress {
     std::mutex mutex;
     std::size_t missing = 0;

@@ -119,7 +119,8 @@ class HoronBackend final : public c10d::Backend {
   void run_now(const Collective& collective, const Call& call);
   WorkPtr issue_message(at::Tensor& tensor, int peer, int tag, c10d::OpType op_type);
   WorkPtr message_over_gloo(Tensors& tensors, int peer, int tag, c10d::OpType op_type);
-  c10::intrusive_ptr<HoronWork> make_work(const Call& call, const Tensors& inputs, Tensors outputs);
+  c10::intrusive_ptr<HoronWork> make_work(const Call& call, std::uint64_t sequence,
+                                          const Tensors& inputs, Tensors outputs);
   std::chrono::milliseconds resolve(std::chrono::milliseconds timeout) const;
   void check_rank(const char* operation, int peer) const;
   const at::Tensor& single(const Tensors& tensors, OpKind kind) const;

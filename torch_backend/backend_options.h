@@ -10,7 +10,7 @@ inline constexpr const char* kBackendName = "horon";
 
 struct BackendOptions final : c10d::Backend::Options {
   explicit BackendOptions(std::chrono::milliseconds timeout = kBackendDefaultTimeout)
-      : c10d::Backend::Options(kBackendName, timeout), engine(horon::Options::from_environment()) {}
+      : c10d::Backend::Options(kBackendName, timeout), engine(engine_options()) {}
 
 #if HORON_HAS_HOOKS
   c10::intrusive_ptr<c10d::Backend::Options> clone() const override {
@@ -19,6 +19,9 @@ struct BackendOptions final : c10d::Backend::Options {
 #endif
 
   horon::Options engine;
+
+ private:
+  static horon::Options engine_options();
 };
 
 }  // namespace horon::torch_backend

@@ -1,4 +1,5 @@
-// All differences between the torch versions that horon supports (2.11 to 2.15), in one place.
+// The differences between the torch versions that horon supports (2.11 to 2.15): one macro for each
+// set of virtual methods that not all of them have. Nothing else asks for a version.
 #pragma once
 
 #include <torch/version.h>
@@ -13,11 +14,4 @@ static_assert(TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR >= 11,
 #define HORON_HAS_HOOKS 1
 #else
 #define HORON_HAS_HOOKS 0
-#endif
-
-// Marks overrides of virtual methods that exist from 2.15 on.
-#if HORON_HAS_HOOKS
-#define HORON_OVERRIDE_2_15 override
-#else
-#define HORON_OVERRIDE_2_15
 #endif

@@ -17,6 +17,7 @@ std::shared_ptr<Group> Group::make(const c10::intrusive_ptr<c10d::Store>& store,
                                    const GroupIdentity& identity, const Options& options,
                                    std::chrono::milliseconds timeout,
                                    const GlooFactory& make_gloo) {
+  options.validate();
   std::shared_ptr<Group> group(new Group());
   StoreAdapter adapter(store);
   group->shared_ = rendezvous(adapter, identity, options, Deadline::after(timeout));

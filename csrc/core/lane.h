@@ -53,8 +53,8 @@ class Lane : public std::enable_shared_from_this<Lane> {
   // before it returns. Throws GroupError when the lane is closed.
   void submit(std::shared_ptr<Task> task);
 
-  // On the progress thread: works off the queue until `is_done()`, since nobody else would. On
-  // other threads: returns at once.
+  // On the progress thread: works off the queue until `is_done()` or it is empty, since nobody else
+  // would. On other threads: returns at once.
   void help_until(const std::function<bool()>& is_done);
 
   // Lets queued operations run until the deadline, then calls `interrupt_running` (which must make

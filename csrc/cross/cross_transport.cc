@@ -50,6 +50,7 @@ void CrossTransport::run(const Request& request, const WaitContext& context) {
   } catch (const Error& error) {
     ended_ =
         concat(name(request.kind), " #", sequence_ - 1, " on rank ", rank_, ": ", error.what());
+    bytes_->abort(ended_);  // the others hear of it through their connections
     if (request.kind == OpKind::kMonitoredBarrier && rank_ == 0) {
       throw GroupError(concat("[Rank 0]: monitoredBarrier: ", ended_));
     }

@@ -34,7 +34,7 @@ class Mapping {
 // available memory: going on would end in a SIGKILL or SIGBUS later.
 UniqueFd create_shared_file(std::size_t bytes, std::size_t reserve_bytes);
 
-// Throws Error unless `fd` is at least `bytes` long and can not shrink.
+// Throws Error unless `fd` is exactly `bytes` long and can not shrink.
 void check_shared_file(int fd, std::size_t bytes);
 
 }  // namespace horon

@@ -146,7 +146,7 @@ bool P2pEngine::write_message(int peer, const Op& op, bool* finished) {
     return false;
   }
   frame.type = FrameType::kData;
-  // Parts of half a ring, so that both sides copy at the same time.
+  // Parts of a quarter of the ring, so that both sides copy at the same time.
   const std::uint64_t part_limit = segment_->layout().ring_bytes() / 4;
   frame.payload_bytes = std::min({left, static_cast<std::uint64_t>(room), part_limit});
   ring.write(frame, op->data + op->transferred);
@@ -348,6 +348,7 @@ void P2pEngine::deliver(std::unique_lock<std::mutex>& lock) {
     for (const Op& op : batch) {
       op->on_done(op->error, op->source);
     }
+    batch.clear();  // destructors may call out, too
     lock.lock();
   }
 }

@@ -22,7 +22,9 @@ enum PoisonState : std::uint32_t { kHealthy = 0, kWriting = 1, kPoisoned = 2 };
 SegmentLayout::SegmentLayout(int n_ranks, const Options& options)
     : n_ranks_(n_ranks),
       inline_bytes_(options.inline_bytes),
-      buffer_bytes_(options.buffer_bytes),
+      // A cache line at least for each rank, however many there are.
+      buffer_bytes_(
+          std::max(options.buffer_bytes, static_cast<std::size_t>(n_ranks) * kCacheLineBytes)),
       ring_bytes_(options.ring_bytes) {
   const auto n = static_cast<std::size_t>(n_ranks);
   slot_bytes_ = round_up(header_bytes(n_ranks) + inline_bytes_, kCacheLineBytes);

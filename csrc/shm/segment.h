@@ -1,6 +1,6 @@
 // The memory that the ranks of a group on one host share, and what lies where in it.
 //
-// All counters are 32-bit words that only grow (and wrap): they are futex words. The order of
+// What ranks wait for are 32-bit counters that grow and wrap: futex words. The order of
 // memory:
 //   SegmentHead | RankWords[n] | arrival slots [2][n] | data buffers [n][2] | rings [n][n]
 #pragma once

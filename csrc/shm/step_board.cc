@@ -71,13 +71,16 @@ void StepBoard::check_health(int peer, const WaitContext& context) const {
   if (segment_->is_poisoned()) {
     throw GroupError(segment_->poison_text());
   }
-  const bool departed = segment_->words(peer).departed.load(std::memory_order_acquire) != 0;
-  const bool ended =
-      !departed && has_ended(peers_->peers[static_cast<std::size_t>(peer)].liveness_fd.get());
-  if ((departed || ended) && !has_arrived(peer)) {
-    throw PeerLostError(
-        concat(peers_->describe(peer), departed ? " left the group (destroyed it or exited)"
-                                                : " died (killed or crashed)"));
+  // All of the missing, not only the one waited for: a death is news even while another is late.
+  for (const int missing : missing_ranks()) {
+    const bool departed = segment_->words(missing).departed.load(std::memory_order_acquire) != 0;
+    const bool ended =
+        !departed && has_ended(peers_->peers[static_cast<std::size_t>(missing)].liveness_fd.get());
+    if ((departed || ended) && !has_arrived(missing)) {
+      throw PeerLostError(
+          concat(peers_->describe(missing), departed ? " left the group (destroyed it or exited)"
+                                                     : " died (killed or crashed)"));
+    }
   }
   if (context.deadline.has_passed() && !has_arrived(peer)) {
     throw TimeoutError(concat("Timed out waiting ", context.deadline.timeout().count(), "ms for ",

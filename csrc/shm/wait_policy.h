@@ -1,10 +1,10 @@
 // How to wait for another process: the one policy that everything within a host uses.
 //
 // Note [Guarded yield]
-// At most 50 pauses, then sched_yield, each one timed. With a core for every rank the pauses do;
-// with more ranks than cores a yield hands the core to the rank that is waited for. Beside busy
-// neighbours a yield comes back late or the wait is long: then futex, for the next 256 waits,
-// doubling up to 16,384 while that goes on. Measured in docs/performance.md.
+// At most 50 pauses, then sched_yield, each one timed, for 0.3 ms at most; then sleep on a futex.
+// With a core for every rank the pauses do; with more ranks than cores a yield hands the core to
+// the rank that is waited for. Beside busy neighbours a yield comes back late: then straight to the
+// futex for the next 256 waits, doubling up to 16,384 while that goes on.
 #pragma once
 
 #include <sched.h>

@@ -1,5 +1,5 @@
-// One collective of a test: its plan, which all ranks know, and a rank's side of it with the expected
-// result, computed by plain code.
+// One collective of a test: its plan, which all ranks know, and a rank's side of it with the
+// expected result, computed by plain code.
 #pragma once
 
 #include <cstring>
@@ -67,7 +67,8 @@ struct Plan {
                            pattern(kind) == Pattern::kReduceToRoot;
     const int stream = is_shared ? 0 : destination + 1;
     std::minstd_rand random(seed * 7919u + static_cast<unsigned>(source * 131 + stream) + 1);
-    const std::uint64_t elements = is_shared && kind == OpKind::kBroadcast ? count : sent(source, destination);
+    const std::uint64_t elements =
+        is_shared && kind == OpKind::kBroadcast ? count : sent(source, destination);
     Bytes bytes(elements * element());
     const auto fill = [&](auto make, std::size_t size) {
       for (std::size_t at = 0; at + size <= bytes.size(); at += size) {
@@ -151,7 +152,8 @@ class RankCall {
     for (std::size_t i = 0; i < request.outputs.size(); ++i) {
       const Span& output = request.outputs[i];
       if (output.bytes != expected_[i].size()) {
-        return concat("output ", i, " has ", output.bytes, " bytes, expected ", expected_[i].size());
+        return concat("output ", i, " has ", output.bytes, " bytes, expected ",
+                      expected_[i].size());
       }
       for (std::size_t at = 0; at < output.bytes; ++at) {
         if (output.data[at] != expected_[i][at]) {
@@ -174,8 +176,8 @@ class RankCall {
   }
 
   std::string describe() const {
-    return concat(name(plan_.kind), " of ", plan_.count, ' ', name(plan_.dtype), ' ', name(plan_.op),
-                  " root ", plan_.root, plan_.is_uneven ? " uneven" : "",
+    return concat(name(plan_.kind), " of ", plan_.count, ' ', name(plan_.dtype), ' ',
+                  name(plan_.op), " root ", plan_.root, plan_.is_uneven ? " uneven" : "",
                   plan_.is_in_place ? " in place" : "", " on rank ", rank_, " of ", plan_.n_ranks);
   }
 
@@ -217,7 +219,8 @@ class RankCall {
     }
     for (int peer = 0; peer < plan_.n_ranks; ++peer) {
       const bool receives = plan_.sent(peer, rank_) > 0;
-      add_output(receives ? plan_.data(peer, rank_) : Bytes(), peer == rank_ && receives ? in_place : nullptr);
+      add_output(receives ? plan_.data(peer, rank_) : Bytes(),
+                 peer == rank_ && receives ? in_place : nullptr);
     }
   }
 

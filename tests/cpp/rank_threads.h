@@ -204,15 +204,15 @@ class LocalGroup {
     require_no_errors(errors);
   }
 
-  // Each rank's own mapping; under the thread sanitizer one mapping for all, so that it sees that they
-  // touch the same memory.
+  // Each rank's own mapping; under the thread sanitizer one mapping for all, so that it sees that
+  // they touch the same memory.
   Segment* segment(int rank) const {
     return &groups_[kHasThreadSanitizer ? 0 : static_cast<std::size_t>(rank)]->segment;
   }
   const Peers* peers(int rank) const { return &groups_[static_cast<std::size_t>(rank)]->peers; }
 
-  // All ranks live in this process; kill(rank) shall look like the end of one. Call before the ranks
-  // run.
+  // All ranks live in this process; kill(rank) shall look like the end of one. Call before the
+  // ranks run.
   void make_mortal() {
     for (std::size_t rank = 0; rank < groups_.size(); ++rank) {
       int ends[2];

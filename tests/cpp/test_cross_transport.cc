@@ -11,7 +11,8 @@ using namespace horon::testing;
 
 namespace {
 
-// Where the fakes of all ranks meet. A round: everybody offers, everybody takes, the last one clears.
+// Where the fakes of all ranks meet. A round: everybody offers, everybody takes, the last one
+// clears.
 class Exchange {
  public:
   explicit Exchange(int n_ranks) : offers_(static_cast<std::size_t>(n_ranks)) {}
@@ -49,18 +50,28 @@ class Exchange {
   }
 
  private:
+  // A rank that gives up ends the exchange, since the others must not read its memory any more.
   template <typename Ready>
   void await(std::unique_lock<std::mutex>& lock, const WaitContext& context, const Ready& ready) {
-    while (!ready()) {
+    while (true) {
       if (!aborted_.empty()) {
         throw GroupError(aborted_);
       }
-      if (context.deadline.has_passed()) {
-        throw TimeoutError("the fake timed out");
+      if (ready()) {
+        return;
       }
       changed_.wait_for(lock, std::chrono::milliseconds(20));
-      if (context.check_interrupt != nullptr) {
-        (*context.check_interrupt)();
+      try {
+        if (context.deadline.has_passed()) {
+          throw TimeoutError("the fake timed out");
+        }
+        if (context.check_interrupt != nullptr) {
+          (*context.check_interrupt)();
+        }
+      } catch (...) {
+        aborted_ = "a rank gave up";
+        changed_.notify_all();
+        throw;
       }
     }
   }
@@ -85,7 +96,8 @@ class FakeByteTransport final : public ByteTransport {
                   const WaitContext& context) override {
     exchange_->run_round(rank_, {send, {bytes}}, context, [&](const auto& offers) {
       for (std::size_t source = 0; source < offers.size(); ++source) {
-        expect(offers[source].bytes == std::vector<std::uint64_t>{bytes}, "all_gather sizes differ");
+        expect(offers[source].bytes == std::vector<std::uint64_t>{bytes},
+               "all_gather sizes differ");
         std::memcpy(receive + source * bytes, offers[source].data, bytes);
       }
     });
@@ -94,12 +106,14 @@ class FakeByteTransport final : public ByteTransport {
   void all_to_all(const std::byte* send, const std::vector<std::uint64_t>& send_bytes,
                   std::byte* receive, const std::vector<std::uint64_t>& receive_bytes,
                   const WaitContext& context) override {
-    expect(send_bytes.size() == n_ranks_ && receive_bytes.size() == n_ranks_, "wrong number of sizes");
+    expect(send_bytes.size() == n_ranks_ && receive_bytes.size() == n_ranks_,
+           "wrong number of sizes");
     exchange_->run_round(rank_, {send, send_bytes}, context, [&](const auto& offers) {
       for (std::size_t source = 0; source < offers.size(); ++source) {
         const auto& [data, bytes] = offers[source];
         std::uint64_t offset = 0;
-        for (std::size_t destination = 0; destination < static_cast<std::size_t>(rank_); ++destination) {
+        for (std::size_t destination = 0; destination < static_cast<std::size_t>(rank_);
+             ++destination) {
           offset += bytes[destination];
         }
         const std::uint64_t size = bytes[static_cast<std::size_t>(rank_)];
@@ -135,7 +149,9 @@ Transports make(int n_ranks) {
 
 TEST_CASE("cross: all kinds, dtypes and sizes") { test_all_kinds(make); }
 TEST_CASE("cross: all dtypes and ops") { test_all_ops(make); }
-TEST_CASE("cross: a mismatch fails one call and the next works") { test_mixed_with_mismatches(make); }
+TEST_CASE("cross: a mismatch fails one call and the next works") {
+  test_mixed_with_mismatches(make);
+}
 TEST_CASE("cross: factors of each rank") { test_premul_factors(make); }
 TEST_CASE("cross: a refusal names the rank") { test_refusal_names_the_rank(make); }
 TEST_CASE("cross: abort") { test_abort(make); }
@@ -153,7 +169,8 @@ TEST_CASE("cross: more than a piece of 4 MiB per pair") {
         Plan plan;
         plan.kind = kind;
         plan.n_ranks = n;
-        plan.count = pattern(kind) == Pattern::kReduceToAll ? kCount * static_cast<std::uint64_t>(n) : kCount;
+        plan.count = pattern(kind) == Pattern::kReduceToAll ? kCount * static_cast<std::uint64_t>(n)
+                                                            : kCount;
         plan.is_uneven = kind == OpKind::kAllToAllSingle;
         run_and_check(*transports.by_rank[static_cast<std::size_t>(rank)], plan, rank);
       }
@@ -177,7 +194,8 @@ TEST_CASE("cross: a carrier that fails ends the group with its reason") {
       Request request;
       request.kind = kind;
       for (int attempt = 0; attempt < 2; ++attempt) {
-        const std::exception_ptr error = error_of([&] { transport.run(request, patient_context()); });
+        const std::exception_ptr error =
+            error_of([&] { transport.run(request, patient_context()); });
         INFO(text_of(error));
         REQUIRE(threw<GroupError>(error));
         REQUIRE(contains(text_of(error), "the cable is out"));

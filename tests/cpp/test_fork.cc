@@ -1,8 +1,8 @@
 // What a forked child may do with the objects of its parent: nothing, but that without harm.
-#include <sys/wait.h>
-#include <csignal>
 #include <sys/syscall.h>
+#include <sys/wait.h>
 #include <unistd.h>
+#include <csignal>
 
 #include <memory>
 
@@ -106,7 +106,8 @@ TEST_CASE("a lane with a sleeping thread can be destroyed in a child, and works 
   lane->close(patient(), [] {});
 }
 
-TEST_CASE("a p2p engine with a sleeping thread can be destroyed in a child, and works on in the parent") {
+TEST_CASE(
+    "a p2p engine with a sleeping thread can be destroyed in a child, and works on in the parent") {
   LocalGroup group(1);
   auto engine = std::make_shared<P2pEngine>(group.segment(0), group.peers(0), 512);
   std::byte data[8] = {};

@@ -84,7 +84,8 @@ TEST_CASE("every pair of different kinds is a mismatch that names both ranks and
       }
       const auto first = static_cast<OpKind>(a);
       const auto second = static_cast<OpKind>(b);
-      const std::string text = Arrivals({make_request(first, 2), make_request(second, 2)}).mismatch();
+      const std::string text =
+          Arrivals({make_request(first, 2), make_request(second, 2)}).mismatch();
       INFO(text);
       REQUIRE(contains(text, concat(name(first), " #7")));
       REQUIRE(contains(text, concat("rank 0 called ", name(first), "(")));
@@ -104,32 +105,58 @@ TEST_CASE("find_mismatch finds what one rank of three does differently") {
     std::vector<const char*> parts;  // of the text, for rank 1 being different
   };
   const std::vector<Row> rows = {
-      {"dtype", OpKind::kAllReduce, [](Request& r) { r.dtype = DType::kInt64; },
+      {"dtype",
+       OpKind::kAllReduce,
+       [](Request& r) { r.dtype = DType::kInt64; },
        {"the dtype", "ranks 0 and 2 called all_reduce(float32", "rank 1 called all_reduce(int64"}},
-      {"dtype of an exchange", OpKind::kAllGather, [](Request& r) { r.dtype = DType::kBFloat16; },
+      {"dtype of an exchange",
+       OpKind::kAllGather,
+       [](Request& r) { r.dtype = DType::kBFloat16; },
        {"the dtype", "(float32", "rank 1 called all_gather(bfloat16"}},
       {"opaque type", OpKind::kBroadcast, [](Request& r) { r.type_code = 24; }, {"the dtype"}},
-      {"root", OpKind::kBroadcast, [](Request& r) { r.root = 2; },
+      {"root",
+       OpKind::kBroadcast,
+       [](Request& r) { r.root = 2; },
        {"the root", "root 0", "rank 1 called broadcast(float32, 6 elements, root 2)"}},
-      {"root of reduce", OpKind::kReduce, [](Request& r) { r.root = 1; },
+      {"root of reduce",
+       OpKind::kReduce,
+       [](Request& r) { r.root = 1; },
        {"the root", "ranks 0 and 2", "rank 1 called reduce(float32, 6 elements, SUM, root 1)"}},
-      {"op", OpKind::kAllReduce, [](Request& r) { r.op = ReduceOp::kMax; },
+      {"op",
+       OpKind::kAllReduce,
+       [](Request& r) { r.op = ReduceOp::kMax; },
        {"the reduce op", "SUM", "rank 1 called all_reduce(float32, 6 elements, MAX)"}},
-      {"op of reduce_scatter", OpKind::kReduceScatterSingle,
-       [](Request& r) { r.op = ReduceOp::kAvg; }, {"the reduce op", "SUM", "AVG"}},
-      {"count", OpKind::kAllReduce, [](Request& r) { r.count = 1; },
+      {"op of reduce_scatter",
+       OpKind::kReduceScatterSingle,
+       [](Request& r) { r.op = ReduceOp::kAvg; },
+       {"the reduce op", "SUM", "AVG"}},
+      {"count",
+       OpKind::kAllReduce,
+       [](Request& r) { r.count = 1; },
        {"the number of elements", "6 elements", "rank 1 called all_reduce(float32, 1 element,"}},
-      {"count of reduce", OpKind::kReduce, [](Request& r) { r.count = 5; },
+      {"count of reduce",
+       OpKind::kReduce,
+       [](Request& r) { r.count = 5; },
        {"the number of elements", "6 elements", "5 elements"}},
-      {"count of broadcast", OpKind::kBroadcast, [](Request& r) { r.count = 5; },
+      {"count of broadcast",
+       OpKind::kBroadcast,
+       [](Request& r) { r.count = 5; },
        {"the number of elements", "6 elements", "5 elements"}},
-      {"digest", OpKind::kAllReduceCoalesced, [](Request& r) { r.batch_digest = 1; },
+      {"digest",
+       OpKind::kAllReduceCoalesced,
+       [](Request& r) { r.batch_digest = 1; },
        {"the list of tensors", "all_reduce_coalesced"}},
-      {"digest of a gather", OpKind::kAllGatherCoalesced, [](Request& r) { r.batch_digest = 1; },
+      {"digest of a gather",
+       OpKind::kAllGatherCoalesced,
+       [](Request& r) { r.batch_digest = 1; },
        {"the list of tensors"}},
-      {"refusal", OpKind::kAllToAll, [](Request& r) { r.refusal = "splits are wrong."; },
+      {"refusal",
+       OpKind::kAllToAll,
+       [](Request& r) { r.refusal = "splits are wrong."; },
        {"all_to_all #7: rank 1 has invalid arguments: splits are wrong."}},
-      {"refused barrier", OpKind::kBarrier, [](Request& r) { r.refusal = "no."; },
+      {"refused barrier",
+       OpKind::kBarrier,
+       [](Request& r) { r.refusal = "no."; },
        {"barrier #7: rank 1 has invalid arguments: no."}},
   };
   for (const Row& row : rows) {
@@ -166,16 +193,17 @@ TEST_CASE("what does not matter to a kind is not compared") {
 }
 
 TEST_CASE("counts of exchanges and reduce_scatter agree pair by pair") {
-  for (const OpKind kind : {OpKind::kAllGather, OpKind::kGather, OpKind::kScatter, OpKind::kAllToAll,
-                            OpKind::kAllToAllSingle, OpKind::kReduceScatter, OpKind::kBroadcast}) {
+  for (const OpKind kind :
+       {OpKind::kAllGather, OpKind::kGather, OpKind::kScatter, OpKind::kAllToAll,
+        OpKind::kAllToAllSingle, OpKind::kReduceScatter, OpKind::kBroadcast}) {
     for (std::size_t source = 0; source < 3; ++source) {
       for (std::size_t destination = 0; destination < 3; ++destination) {
         std::vector<Request> requests = make_requests(kind, 3);
         requests[source].send_counts[destination] = 4;
         const std::string sent = Arrivals(requests).mismatch();
         INFO(sent);
-        REQUIRE(contains(sent, concat("rank ", source, " sends 4 to rank ", destination,
-                                      ", which expects 6")));
+        REQUIRE(contains(
+            sent, concat("rank ", source, " sends 4 to rank ", destination, ", which expects 6")));
         requests[destination].recv_counts[source] = 4;  // now both know: uneven is fine
         REQUIRE(Arrivals(requests).mismatch() == "");
         requests[destination].recv_counts[source] = 9;
@@ -190,8 +218,9 @@ TEST_CASE("an op that the dtype can not do is an error with advice on every rank
     DType dtype;
     ReduceOp op;
   };
-  for (const Row& row : {Row{DType::kComplex64, ReduceOp::kMax}, Row{DType::kFloat32, ReduceOp::kBand},
-                         Row{DType::kOpaque, ReduceOp::kSum}}) {
+  for (const Row& row :
+       {Row{DType::kComplex64, ReduceOp::kMax}, Row{DType::kFloat32, ReduceOp::kBand},
+        Row{DType::kOpaque, ReduceOp::kSum}}) {
     std::vector<Request> requests = make_requests(OpKind::kAllReduce, 2);
     for (Request& request : requests) {
       request.dtype = row.dtype;
@@ -210,7 +239,8 @@ TEST_CASE("ranks that lost count of their calls are told") {
 }
 
 TEST_CASE("a difference of kind is told before a refusal, and before anything reads counts") {
-  std::vector<Request> requests = {make_request(OpKind::kAllToAll, 2), make_request(OpKind::kBarrier, 2)};
+  std::vector<Request> requests = {make_request(OpKind::kAllToAll, 2),
+                                   make_request(OpKind::kBarrier, 2)};
   requests[0].refusal = "x";
   REQUIRE(contains(Arrivals(requests).mismatch(), "rank 1 called barrier()"));
 }
@@ -273,7 +303,8 @@ TEST_CASE("describe names everything that is compared") {
   REQUIRE(text(make_request(OpKind::kBarrier, 2)) == "barrier()");
   REQUIRE(text(make_request(OpKind::kAllReduce, 2)) == "all_reduce(float32, 6 elements, SUM)");
   REQUIRE(text(make_request(OpKind::kReduce, 2, 1)) == "reduce(float32, 1 element, SUM, root 0)");
-  REQUIRE(text(make_request(OpKind::kAllToAll, 2)) == "all_to_all(float32, 6 elements, sends [6, 6])");
+  REQUIRE(text(make_request(OpKind::kAllToAll, 2)) ==
+          "all_to_all(float32, 6 elements, sends [6, 6])");
   Request opaque = make_request(OpKind::kBroadcast, 2);
   opaque.dtype = DType::kOpaque;
   REQUIRE(text(opaque) == "broadcast(opaque type 6, 6 elements, root 0)");

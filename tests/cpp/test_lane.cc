@@ -50,7 +50,8 @@ class TestTask final : public Task {
   std::promise<void> done_;
 };
 
-std::shared_ptr<TestTask> task(std::function<void()> operation, std::function<void()> callback = nullptr) {
+std::shared_ptr<TestTask> task(std::function<void()> operation,
+                               std::function<void()> callback = nullptr) {
   return std::make_shared<TestTask>(std::move(operation), std::move(callback));
 }
 
@@ -175,16 +176,17 @@ TEST_CASE("a callback may run and submit") {
   std::promise<void> queued;
   auto queued_seen = queued.get_future().share();
   const auto last = task([&] { order.push_back(4); });
-  const auto first = task([&] { order.push_back(1); }, [&] {
-    callback_thread = std::this_thread::get_id();
-    queued_seen.wait();
-    lane->submit(last);
-    lane->run([&] {
-      order.push_back(5);
-      inner_thread = std::this_thread::get_id();
-    });
-    order.push_back(6);
-  });
+  const auto first = task([&] { order.push_back(1); },
+                          [&] {
+                            callback_thread = std::this_thread::get_id();
+                            queued_seen.wait();
+                            lane->submit(last);
+                            lane->run([&] {
+                              order.push_back(5);
+                              inner_thread = std::this_thread::get_id();
+                            });
+                            order.push_back(6);
+                          });
   const auto second = task([&] { order.push_back(2); });
   const auto third = task([&] { order.push_back(3); });
   lane->submit(first);
@@ -232,13 +234,14 @@ TEST_CASE("callbacks that run from many threads' tasks do not block each other")
       if (thread == 0) {
         lane->run([&] { ++n_ran; });
       } else {
-        lane->submit(task([&] { ++n_ran; }, [&, i] {
-          if (i % 2 == 0) {
-            lane->run([&] { ++n_inner; });
-          } else {
-            lane->submit(task([&] { ++n_inner; }));
-          }
-        }));
+        lane->submit(task([&] { ++n_ran; },
+                          [&, i] {
+                            if (i % 2 == 0) {
+                              lane->run([&] { ++n_inner; });
+                            } else {
+                              lane->submit(task([&] { ++n_inner; }));
+                            }
+                          }));
       }
     }
     lane->run([] {});

@@ -50,7 +50,7 @@ TEST_CASE("the defaults are valid, and an empty environment gives them") {
   REQUIRE(Options::from_environment().host_id.empty());
 }
 
-TEST_CASE("options come from the environment; empty variables count as unset") {
+TEST_CASE("options come from the environment and empty variables count as unset") {
   const Environment environment({{"HORON_INLINE_BYTES", "0"},
                                  {"HORON_BUFFER_BYTES", "4096"},
                                  {"HORON_RING_BYTES", "8192"},

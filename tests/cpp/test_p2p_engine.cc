@@ -44,7 +44,8 @@ class Pending {
 
   void start(P2pEngine& engine) { engine.start(op_); }
   std::exception_ptr error() {
-    if (outcome_.wait_until(Deadline::after(std::chrono::seconds(100)).at()) != std::future_status::ready) {
+    if (outcome_.wait_until(Deadline::after(std::chrono::seconds(100)).at()) !=
+        std::future_status::ready) {
       std::cerr << op_->describe() << " hangs; giving up\n";
       std::abort();
     }
@@ -55,7 +56,9 @@ class Pending {
       std::rethrow_exception(failure);
     }
   }
-  bool is_done() const { return outcome_.wait_for(std::chrono::seconds(0)) == std::future_status::ready; }
+  bool is_done() const {
+    return outcome_.wait_for(std::chrono::seconds(0)) == std::future_status::ready;
+  }
   const Bytes& data() const { return state_->data; }
   int source() const { return state_->source; }
 
@@ -80,16 +83,19 @@ class Endpoint {
   Endpoint(const Endpoint&) = delete;
   Endpoint& operator=(const Endpoint&) = delete;
 
-  std::unique_ptr<Pending> send(int peer, int tag, Bytes data, const Deadline& deadline = patient()) {
+  std::unique_ptr<Pending> send(int peer, int tag, Bytes data,
+                                const Deadline& deadline = patient()) {
     return begin(true, peer, tag, std::move(data), deadline);
   }
-  std::unique_ptr<Pending> receive(int peer, int tag, std::size_t bytes, const Deadline& deadline = patient()) {
+  std::unique_ptr<Pending> receive(int peer, int tag, std::size_t bytes,
+                                   const Deadline& deadline = patient()) {
     return begin(false, peer, tag, Bytes(bytes), deadline);
   }
   P2pEngine& engine() { return *engine_; }
 
  private:
-  std::unique_ptr<Pending> begin(bool is_send, int peer, int tag, Bytes data, const Deadline& deadline) {
+  std::unique_ptr<Pending> begin(bool is_send, int peer, int tag, Bytes data,
+                                 const Deadline& deadline) {
     auto pending = std::make_unique<Pending>(is_send, peer, tag, std::move(data), deadline);
     pending->start(*engine_);
     return pending;
@@ -204,8 +210,8 @@ TEST_CASE("p2p: different sizes fail both ends, and later messages work") {
   struct Row {
     std::size_t sent, expected;
   };
-  for (const Row& row : {Row{16, 8}, Row{8, 16}, Row{0, 1}, Row{512, 513}, Row{5000, 16}, Row{16, 5000},
-                         Row{5000, 6000}}) {
+  for (const Row& row : {Row{16, 8}, Row{8, 16}, Row{0, 1}, Row{512, 513}, Row{5000, 16},
+                         Row{16, 5000}, Row{5000, 6000}}) {
     for (const bool send_first : {true, false}) {
       INFO(row.sent << " bytes to a receive of " << row.expected);
       std::unique_ptr<Pending> sent;
@@ -220,11 +226,15 @@ TEST_CASE("p2p: different sizes fail both ends, and later messages work") {
       const std::exception_ptr receive_error = received->error();
       const std::exception_ptr send_error = sent->error();
       REQUIRE(threw<MismatchError>(receive_error));
-      REQUIRE(contains(text_of(receive_error), concat("recv of ", row.expected, " bytes from rank 0, tag 0: "
-                                                      "the sender sent ", row.sent, " bytes")));
+      REQUIRE(contains(text_of(receive_error), concat("recv of ", row.expected,
+                                                      " bytes from rank 0, tag 0: "
+                                                      "the sender sent ",
+                                                      row.sent, " bytes")));
       REQUIRE(threw<MismatchError>(send_error));
-      REQUIRE(contains(text_of(send_error), concat("send of ", row.sent, " bytes to rank 1, tag 0: "
-                                                   "the receiver expects ", row.expected, " bytes")));
+      REQUIRE(contains(text_of(send_error), concat("send of ", row.sent,
+                                                   " bytes to rank 1, tag 0: "
+                                                   "the receiver expects ",
+                                                   row.expected, " bytes")));
       REQUIRE(received->data() == Bytes(row.expected));  // nothing was written
       for (const std::size_t bytes : {16UL, 5000UL}) {
         const auto again = a.send(1, 0, message(2, bytes));
@@ -241,7 +251,9 @@ TEST_CASE("p2p: many messages in all directions at once") {
   constexpr int kRanks = 3;
   const unsigned n_messages = kHasThreadSanitizer ? 60 : 200;
   LocalGroup group(kRanks);
-  const auto size_of = [](unsigned i) { return std::size(kSizes) > i % 12 ? kSizes[i % 12] % 5000 : i % 700; };
+  const auto size_of = [](unsigned i) {
+    return std::size(kSizes) > i % 12 ? kSizes[i % 12] % 5000 : i % 700;
+  };
   const auto seed_of = [](int source, int destination, unsigned i) {
     return static_cast<unsigned>(source * 100000 + destination * 10000) + i;
   };
@@ -258,7 +270,8 @@ TEST_CASE("p2p: many messages in all directions at once") {
         if (peer == rank) {
           continue;
         }
-        all.push_back(own.send(peer, static_cast<int>(i % 3), message(seed_of(rank, peer, i), size_of(i))));
+        all.push_back(
+            own.send(peer, static_cast<int>(i % 3), message(seed_of(rank, peer, i), size_of(i))));
         all.push_back(own.receive(peer, static_cast<int>(i % 3), size_of(i)));
         receives.emplace_back(all.back().get(), seed_of(peer, rank, i));
       }
@@ -280,11 +293,13 @@ TEST_CASE("p2p: large messages through small rings in both directions at once") 
   require_no_errors(run_ranks(2, [&](int rank) {
     Endpoint& own = rank == 0 ? a : b;
     for (unsigned round = 0; round < 2; ++round) {
-      const auto sent = own.send(1 - rank, 0, message(round * 2 + static_cast<unsigned>(rank), kBytes));
+      const auto sent =
+          own.send(1 - rank, 0, message(round * 2 + static_cast<unsigned>(rank), kBytes));
       const auto received = own.receive(1 - rank, 0, kBytes);
       received->finish();
       sent->finish();
-      expect(received->data() == message(round * 2 + static_cast<unsigned>(1 - rank), kBytes), "damaged");
+      expect(received->data() == message(round * 2 + static_cast<unsigned>(1 - rank), kBytes),
+             "damaged");
     }
   }));
 }
@@ -383,7 +398,7 @@ TEST_CASE("p2p: a large send times out as well") {
   REQUIRE(threw<TimeoutError>(a.send(1, 0, message(1, 5000), soon())->error()));
 }
 
-TEST_CASE("p2p: what a departed or dead peer sent still arrives; the rest fails") {
+TEST_CASE("p2p: what a departed or dead peer sent still arrives and the rest fails") {
   for (const bool dies : {false, true}) {
     LocalGroup group(3);
     group.make_mortal();
@@ -401,7 +416,8 @@ TEST_CASE("p2p: what a departed or dead peer sent still arrives; the rest fails"
     const auto received = a.receive(1, 0, 300);
     REQUIRE_NOTHROW(received->finish());
     REQUIRE(received->data() == message(1, 300));
-    for (const auto& lost : {a.receive(1, 0, 300), a.receive(1, 0, 9), a.send(1, 0, message(1, 5000))}) {
+    for (const auto& lost :
+         {a.receive(1, 0, 300), a.receive(1, 0, 9), a.send(1, 0, message(1, 5000))}) {
       const std::exception_ptr error = lost->error();
       REQUIRE(threw<PeerLostError>(error));
       REQUIRE(contains(text_of(error), "rank 1 (pid "));

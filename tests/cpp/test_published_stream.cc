@@ -32,8 +32,9 @@ struct Exchange {
       for (std::size_t destination = 0; destination < ranks; ++destination) {
         const bool is_empty = random() % 4 == 0;
         Bytes& part = data[source][destination];
-        part = has_shared_input(kind) ? shared
-                                      : random_bytes(is_empty ? 0 : random() % 40 * element, random);
+        part = has_shared_input(kind)
+                   ? shared
+                   : random_bytes(is_empty ? 0 : random() % 40 * element, random);
         requests[source].inputs.push_back({part.data(), part.size()});
         requests[source].send_counts.push_back(part.size() / element);
       }
@@ -89,7 +90,8 @@ TEST_CASE("every reader finds its bytes in the published stream") {
             REQUIRE(range.offset + range.bytes <= stream.size());
             REQUIRE(std::equal(expected.begin(), expected.end(),
                                stream.begin() + static_cast<std::ptrdiff_t>(range.offset)));
-            sent_to_others = has_shared_input(kind) ? expected.size() : sent_to_others + expected.size();
+            sent_to_others =
+                has_shared_input(kind) ? expected.size() : sent_to_others + expected.size();
           }
           REQUIRE(stream.size() == sent_to_others);  // nothing but what others read
         }
@@ -133,7 +135,8 @@ TEST_CASE("copy_from_stream copies any part of a stream") {
       const std::size_t there = offset < stream.size() ? stream.size() - offset : 0;
       const std::size_t expected = std::min(bytes, there);
       REQUIRE(copy_from_stream(pieces, offset, bytes, copy.data()) == expected);
-      REQUIRE(std::memcmp(copy.data(), stream.data() + std::min(offset, stream.size()), expected) == 0);
+      REQUIRE(std::memcmp(copy.data(), stream.data() + std::min(offset, stream.size()), expected) ==
+              0);
       for (std::size_t i = expected; i < copy.size(); ++i) {
         REQUIRE(copy[i] == std::byte{0x5a});
       }

@@ -15,7 +15,8 @@ using Groups = std::vector<std::unique_ptr<SharedGroup>>;
 void check_shared(const Groups& groups) {
   const int n = static_cast<int>(groups.size());
   for (int rank = 0; rank < n; ++rank) {
-    groups[static_cast<std::size_t>(rank)]->segment.words(rank).step = static_cast<std::uint32_t>(rank + 10);
+    groups[static_cast<std::size_t>(rank)]->segment.words(rank).step =
+        static_cast<std::uint32_t>(rank + 10);
   }
   for (const auto& group : groups) {
     for (int rank = 0; rank < n; ++rank) {

@@ -130,7 +130,9 @@ TEST_CASE("the rings of all pairs are separate") {
 TEST_CASE("a writer and a reader on two threads") {
   const LocalGroup group(2);
   constexpr std::uint64_t kFrames = 20000;
-  const auto bytes_of = [](std::uint64_t id) { return static_cast<std::size_t>(id * 2654435761 % 700); };
+  const auto bytes_of = [](std::uint64_t id) {
+    return static_cast<std::size_t>(id * 2654435761 % 700);
+  };
   require_no_errors(run_ranks(2, [&](int rank) {
     Ring ring(*group.segment(rank), 0, 1);
     for (std::uint64_t id = 0; id < kFrames; ++id) {

@@ -14,7 +14,8 @@ Transports make_with(const Options& options, int n_ranks) {
   auto group = std::make_shared<LocalGroup>(n_ranks, options);
   Transports transports;
   for (int rank = 0; rank < n_ranks; ++rank) {
-    transports.by_rank.push_back(std::make_unique<ShmTransport>(group->segment(rank), group->peers(rank)));
+    transports.by_rank.push_back(
+        std::make_unique<ShmTransport>(group->segment(rank), group->peers(rank)));
   }
   transports.shared = std::move(group);
   return transports;
@@ -41,7 +42,9 @@ Plan all_reduce_plan(int n_ranks, std::uint64_t count) {
 TEST_CASE("shm: all kinds, dtypes and sizes") { test_all_kinds(make); }
 TEST_CASE("shm: all dtypes and ops") { test_all_ops(make); }
 TEST_CASE("shm: a mismatch fails one call and the next works") { test_mixed_with_mismatches(make); }
-TEST_CASE("shm: the same without inline messages") { test_mixed_with_mismatches(make_without_inline); }
+TEST_CASE("shm: the same without inline messages") {
+  test_mixed_with_mismatches(make_without_inline);
+}
 TEST_CASE("shm: factors of each rank") { test_premul_factors(make); }
 TEST_CASE("shm: a refusal names the rank") { test_refusal_names_the_rank(make); }
 TEST_CASE("shm: abort") { test_abort(make); }
@@ -55,7 +58,8 @@ TEST_CASE("shm: sizes around every boundary of an odd buffer") {
     const Transports transports = make_with(options, n);
     require_no_errors(run_ranks(n, [&](int rank) {
       for (std::uint64_t count = 1000; count < 1100; ++count) {
-        run_and_check(*transports.by_rank[static_cast<std::size_t>(rank)], all_reduce_plan(n, count), rank);
+        run_and_check(*transports.by_rank[static_cast<std::size_t>(rank)],
+                      all_reduce_plan(n, count), rank);
       }
     }));
   }
@@ -125,14 +129,18 @@ TEST_CASE("shm: rank 0 of a monitored barrier tells who is missing, the others w
     }
     Request request;
     request.kind = OpKind::kMonitoredBarrier;
-    // The others have a later deadline, as monitored_barrier_timeout gives them, and hear from rank 0.
-    const WaitContext context{rank == 0 ? Deadline::after(std::chrono::seconds(1)) : patient(), nullptr};
+    // The others have a later deadline, as monitored_barrier_timeout gives them, and hear from rank
+    // 0.
+    const WaitContext context{rank == 0 ? Deadline::after(std::chrono::seconds(1)) : patient(),
+                              nullptr};
     transports.by_rank[static_cast<std::size_t>(rank)]->run(request, context);
   });
-  REQUIRE(contains(text_of(errors[0]), "[Rank 0]: Rank 2 failed to pass monitoredBarrier in 1000 ms."));
+  REQUIRE(
+      contains(text_of(errors[0]), "[Rank 0]: Rank 2 failed to pass monitoredBarrier in 1000 ms."));
   for (const std::size_t rank : {1, 3}) {
     INFO(text_of(errors[rank]));
-    REQUIRE(contains(text_of(errors[rank]), concat("Rank ", rank, " successfully reached monitoredBarrier")));
+    REQUIRE(contains(text_of(errors[rank]),
+                     concat("Rank ", rank, " successfully reached monitoredBarrier")));
     REQUIRE(contains(text_of(errors[rank]), "Rank 2 failed to pass"));
   }
 }

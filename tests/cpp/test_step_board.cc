@@ -38,9 +38,11 @@ TEST_CASE("after a step everybody sees what everybody wrote before it") {
         board.finish_step();
         board.await_all(patient_context());
         for (int peer = 0; peer < n; ++peer) {
-          const auto* words = reinterpret_cast<const std::uint64_t*>(group.segment(rank)->buffer(peer, parity));
+          const auto* words =
+              reinterpret_cast<const std::uint64_t*>(group.segment(rank)->buffer(peer, parity));
           for (int word = 0; word < 16; ++word) {
-            const std::uint64_t expected = static_cast<std::uint64_t>(i) * 1000 + static_cast<std::uint64_t>(peer);
+            const std::uint64_t expected =
+                static_cast<std::uint64_t>(i) * 1000 + static_cast<std::uint64_t>(peer);
             expect(words[word] == expected, "step ", i, " peer ", peer, ": ", words[word]);
           }
         }

@@ -1,5 +1,5 @@
-// The tests that every Transport has to pass. A transport's test file gives a Make function and calls
-// them, one per TEST_CASE.
+// The tests that every Transport has to pass. A transport's test file gives a Make function and
+// calls them, one per TEST_CASE.
 #pragma once
 
 #include <functional>
@@ -44,9 +44,11 @@ inline void run_and_check(Transport& transport, const Plan& plan, int rank) {
 }
 
 // Runs a call on which the ranks disagree: a MismatchError, and nothing written.
-inline void run_mismatch(Transport& transport, const Plan& plan, int rank, const std::string& what) {
+inline void run_mismatch(Transport& transport, const Plan& plan, int rank,
+                         const std::string& what) {
   RankCall call(plan, rank);
-  const std::exception_ptr error = error_of([&] { transport.run(call.request, patient_context()); });
+  const std::exception_ptr error =
+      error_of([&] { transport.run(call.request, patient_context()); });
   expect(threw<MismatchError>(error), call.describe(), " with another ", what, " elsewhere threw '",
          text_of(error), "'");
   const std::string problem = call.check_untouched();
@@ -202,7 +204,8 @@ inline void test_mixed_with_mismatches(const Make& make) {
         Plan plan;
         plan.kind = all_kinds()[random() % all_kinds().size()];
         plan.dtype = random() % 2 == 0 ? DType::kFloat32 : DType::kInt64;
-        plan.op = has_reduction(plan.kind) ? op_for(plan.dtype, static_cast<int>(random() % 5)) : ReduceOp::kSum;
+        plan.op = has_reduction(plan.kind) ? op_for(plan.dtype, static_cast<int>(random() % 5))
+                                           : ReduceOp::kSum;
         plan.n_ranks = n;
         plan.root = static_cast<int>(random() % static_cast<unsigned>(n));
         plan.count = kCounts[random() % std::size(kCounts)];
@@ -234,7 +237,8 @@ inline void test_premul_factors(const Make& make) {
     const Transports transports = make(n);
     require_no_errors(run_ranks(n, [&](int rank) {
       for (const std::uint64_t count : {1, 40, 3000}) {
-        for (const OpKind kind : {OpKind::kAllReduce, OpKind::kReduce, OpKind::kReduceScatterSingle}) {
+        for (const OpKind kind :
+             {OpKind::kAllReduce, OpKind::kReduce, OpKind::kReduceScatterSingle}) {
           Plan plan;
           plan.kind = kind;
           plan.op = ReduceOp::kPremulSum;
@@ -257,7 +261,8 @@ inline void test_refusal_names_the_rank(const Make& make) {
     plan.count = 4;
     plan.refusal = rank == 1 ? "its splits are odd." : "";
     RankCall call(plan, rank);
-    const std::exception_ptr error = error_of([&] { transport.run(call.request, patient_context()); });
+    const std::exception_ptr error =
+        error_of([&] { transport.run(call.request, patient_context()); });
     plan.refusal.clear();
     run_and_check(transport, plan, rank);
     std::rethrow_exception(error);

@@ -248,7 +248,11 @@ def run_ranks(
         lines = [f"{fn.__name__} failed on {len(failures)} of {world_size} ranks"]
         first: dict[str, int] = {}
         for rank, text in sorted(failures.items()):
+            if "process died" in text:
+                server.wait_exit(workers[rank].pid, 1.0)
             workers[rank].kill(server, dump="no answer" in text)
+            if "process died" in text:
+                text += f" with exit code {server.exits.get(workers[rank].pid)}"
             text += "\n" + workers[rank].new_stderr()[-6000:]
             same = first.setdefault(text, rank)
             lines.append(f"---- rank {rank}: {text if same == rank else f'the same as rank {same}'}")

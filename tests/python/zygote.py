@@ -202,6 +202,7 @@ def main() -> None:
         return
     kind, child = job
     faulthandler.unregister(DUMP_SIGNAL)
+    faulthandler.enable(file=2)
     faulthandler.register(DUMP_SIGNAL, file=2, all_threads=True)
     connection = Connection(child.detach())
     if kind == "worker":
