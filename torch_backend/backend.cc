@@ -123,7 +123,14 @@ HoronBackend::WorkPtr HoronBackend::issue(Collective collective, const Call& cal
   const std::uint64_t sequence = sequence_.fetch_add(1);
   if (!call.is_async) {
     run_now(collective, call);
-    return nullptr;
+    if (hooks_->on_completion.is_empty()) {
+      return nullptr;  // Python then skips wait()
+    }
+    // The flight recorder learns from a Work that the operation has finished, not from a null one.
+    const auto work = make_work({call.op_type, nullptr, call.timeout, false}, sequence,
+                                collective.inputs, collective.outputs);
+    work->complete(nullptr);
+    return work;
   }
   auto work = make_work(call, sequence, collective.inputs, collective.outputs);
   auto task = std::make_shared<CollectiveTask>(group_.get(), hooks_, std::move(collective), work,

@@ -4,6 +4,7 @@
 // Thread safety: all methods. Hooks are called with no lock held, as torch's contract wants.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -21,14 +22,22 @@ class HookTable {
   void add(std::int64_t id, Hook hook) {
     const std::lock_guard lock(mutex_);
     hooks_[id] = std::move(hook);
+    count_.store(hooks_.size(), std::memory_order_relaxed);
   }
 
   void remove(std::int64_t id) {
     const std::lock_guard lock(mutex_);
     hooks_.erase(id);
+    count_.store(hooks_.size(), std::memory_order_relaxed);
   }
 
+  // Relaxed: hooks are added while a group is made, before it is used.
+  bool is_empty() const { return count_.load(std::memory_order_relaxed) == 0; }
+
   void call_all(Args... args) const {
+    if (is_empty()) {
+      return;
+    }
     std::vector<Hook> hooks;
     {
       const std::lock_guard lock(mutex_);
@@ -44,6 +53,7 @@ class HookTable {
  private:
   mutable std::mutex mutex_;
   std::map<std::int64_t, Hook> hooks_;  // guarded by mutex_
+  std::atomic<std::size_t> count_{0};   // of hooks_, to be read without the mutex
 };
 
 // What works and groups share of a backend. Shared ownership: a Work may outlive the backend.
