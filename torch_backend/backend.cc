@@ -25,6 +25,7 @@ class CollectiveTask final : public Task {
         deadline_(deadline) {}
 
   void execute() noexcept override {
+    has_run_ = true;
     try {
       for (const Request& request : collective_.requests) {
         group_->transport().run(request, {deadline_, interrupt_check()});
@@ -40,7 +41,7 @@ class CollectiveTask final : public Task {
   }
 
   void complete() noexcept override {
-    if (error_ && ends_group(error_)) {
+    if (error_ && has_run_ && ends_group(error_)) {
       group_->set_failed();
       hooks_->on_abort.call_all();
     }
@@ -56,6 +57,7 @@ class CollectiveTask final : public Task {
   c10::intrusive_ptr<HoronWork> work_;
   const Deadline deadline_;
   std::exception_ptr error_;
+  bool has_run_ = false;
 };
 
 std::vector<int> to_ints(const std::vector<uint64_t>& ranks) {
@@ -200,7 +202,7 @@ HoronBackend::WorkPtr HoronBackend::endCoalescing() {
   };
   const auto progress = std::make_shared<Progress>();
   progress->missing = parts.size() + 1;  // one for this function itself
-  const auto end_part = [progress, whole](std::exception_ptr error) {
+  const auto end_part = [progress, whole](const std::exception_ptr& error) {
     {
       const std::lock_guard lock(progress->mutex);
       if (error && !progress->error) {

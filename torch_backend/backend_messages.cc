@@ -93,7 +93,7 @@ HoronBackend::WorkPtr HoronBackend::issue_message(at::Tensor& tensor, int peer, 
   }
   auto work = make_work({op_type, title, timeout, true}, sequence_.load(), {tensor}, {tensor});
   op->on_done = [work, collective, hooks = hooks_, group = std::weak_ptr<Group>(group_)](
-                    std::exception_ptr error, int source) {
+                    const std::exception_ptr& error, int source) {
     if (!error) {
       collective->finish();
       work->set_source_rank(source);

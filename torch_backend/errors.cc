@@ -18,7 +18,7 @@ void rethrow_translated() {
   std::abort();
 }
 
-std::exception_ptr translated(std::exception_ptr error) {
+std::exception_ptr translated(const std::exception_ptr& error) {
   if (!error) {
     return nullptr;
   }

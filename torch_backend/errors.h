@@ -10,7 +10,7 @@ namespace horon::torch_backend {
 [[noreturn]] void rethrow_translated();
 
 // The same for an exception that was kept.
-std::exception_ptr translated(std::exception_ptr error);
+std::exception_ptr translated(const std::exception_ptr& error);
 
 // True for errors after which the group can not go on.
 bool ends_group(const std::exception_ptr& error);

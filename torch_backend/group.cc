@@ -54,14 +54,14 @@ void Group::check_process(const char* operation) const {
       "used across fork(); create a new one in the child, or start children with spawn.");
 }
 
-void Group::shutdown(const Deadline& drain_until) {
+void Group::shutdown(const Deadline& drain_until, Lane::Callers callers) {
   if (fork_generation_ != fork_generation()) {
     return;
   }
   const auto interrupt = [this] {
     transport_->abort("the group was shut down while an operation was running");
   };
-  lane_->close(drain_until, interrupt);
+  lane_->close(drain_until, interrupt, callers);
   if (p2p_) {
     const Deadline patience = Deadline::after(kMessageDrain);
     p2p_->close(patience.at() < drain_until.at() ? patience : drain_until,

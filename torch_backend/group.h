@@ -43,7 +43,7 @@ class Group {
   void check_process(const char* operation) const;
 
   // Lets pending operations finish (at most until `drain_until`), says goodbye. Idempotent.
-  void shutdown(const Deadline& drain_until);
+  void shutdown(const Deadline& drain_until, Lane::Callers callers = Lane::Callers::kFail);
   // Fails everything pending, here and on all ranks. Idempotent.
   void abort(const std::string& reason);
 

@@ -22,7 +22,7 @@ void LiveGroups::shutdown_all(std::chrono::milliseconds drain) {
   const Deadline deadline = Deadline::after(drain);
   for (const std::weak_ptr<Group>& known : groups) {
     if (const auto group = known.lock()) {
-      group->shutdown(deadline);
+      group->shutdown(deadline, Lane::Callers::kLeave);
     }
   }
 }

@@ -17,7 +17,8 @@ class LiveGroups {
 
   void add(const std::shared_ptr<Group>& group);
 
-  // Shuts all groups down, together taking at most `drain` for pending operations.
+  // For the end of the process: shuts all groups down, together taking at most `drain` for pending
+  // operations. Threads that wait inside an operation are left there.
   void shutdown_all(std::chrono::milliseconds drain);
 
  private:

@@ -29,6 +29,8 @@ class InlineTask final : public Task {
     finished_.notify_all();
   }
 
+  bool has_waiting_caller() const override { return true; }
+
   void wait_and_rethrow() {
     std::unique_lock lock(mutex_);
     finished_.wait(lock, [&] { return done_; });
@@ -75,12 +77,14 @@ void Lane::run(const std::function<void()>& operation) {
   }
   if (queue_.empty() && !is_running_) {
     is_running_ = true;
+    is_running_inline_ = !on_progress_thread();
     lock.unlock();
     struct EndTurn {
       Lane* lane;
       ~EndTurn() {
         const std::lock_guard lock(lane->mutex_);
         lane->is_running_ = false;
+        lane->is_running_inline_ = false;
         lane->turn_ended_.notify_all();
         if (!lane->queue_.empty()) {
           lane->work_arrived_.notify_one();
@@ -106,7 +110,7 @@ void Lane::submit(std::shared_ptr<Task> task) {
     if (on_progress_thread()) {
       // A callback issued it, and may go on to wait in a way that does not come by here (the wait
       // of a Future): nobody but this thread would ever run it.
-      while (!queue_.empty()) {
+      for (std::size_t left = queue_.size(); left > 0 && !queue_.empty(); --left) {
         run_next(lock);
       }
       return;
@@ -170,27 +174,32 @@ void Lane::help_until(const std::function<bool()>& is_done) {
   }
 }
 
-void Lane::close(const Deadline& drain_until, const std::function<void()>& interrupt_running) {
+void Lane::close(const Deadline& drain_until, const std::function<void()>& interrupt_running,
+                 Callers callers) {
   std::unique_lock lock(mutex_);
   is_closed_ = true;
-  const auto idle = [&] { return queue_.empty() && !is_running_; };
+  const auto is_idle = [&] { return queue_.empty() && !is_running_; };
+  // A running operation that is none of our business any more.
+  const auto is_left = [&] { return is_running_inline_ && callers == Callers::kLeave; };
   if (!on_progress_thread()) {
-    turn_ended_.wait_until(lock, drain_until.at(), idle);
+    turn_ended_.wait_until(lock, drain_until.at(), is_idle);
   }
-  std::deque<std::shared_ptr<Task>> left;
-  left.swap(queue_);
-  const bool still_running = is_running_;
+  std::deque<std::shared_ptr<Task>> rest;
+  rest.swap(queue_);
+  const bool must_interrupt = is_running_ && !is_left();
   lock.unlock();
-  if (still_running) {
+  if (must_interrupt) {
     interrupt_running();
   }
-  for (const std::shared_ptr<Task>& task : left) {
-    task->fail(kClosedText);
-    task->complete();
+  for (const std::shared_ptr<Task>& task : rest) {
+    if (callers == Callers::kFail || !task->has_waiting_caller()) {
+      task->fail(kClosedText);
+      task->complete();
+    }
   }
   lock.lock();
   if (!on_progress_thread()) {
-    turn_ended_.wait(lock, [&] { return !is_running_; });
+    turn_ended_.wait(lock, [&] { return !is_running_ || is_left(); });
   }
   stop_thread_ = true;
   if (!progress_.joinable() || on_progress_thread()) {

@@ -32,6 +32,8 @@ class Task {
   virtual void complete() noexcept = 0;
   // Instead of execute(), when the lane closed first.
   virtual void fail(const std::string& reason) noexcept = 0;
+  // True when a caller of Lane::run waits for it.
+  virtual bool has_waiting_caller() const { return false; }
 };
 
 // Thread safety: all methods, from any thread.
@@ -57,10 +59,18 @@ class Lane : public std::enable_shared_from_this<Lane> {
   // would. On other threads: returns at once.
   void help_until(const std::function<bool()>& is_done);
 
+  // What close() does about callers that wait inside run() when time is up.
+  enum class Callers {
+    kFail,   // they get an error
+    kLeave,  // they stay where they are: the process is about to end, and a thread that came back
+             // to an interpreter that is being taken apart would crash it
+  };
+
   // Lets queued operations run until the deadline, then calls `interrupt_running` (which must make
   // a running operation fail soon), fails what is left and ends the progress thread. Idempotent.
   // Not to be called with a lock that an operation or a callback could want.
-  void close(const Deadline& drain_until, const std::function<void()>& interrupt_running);
+  void close(const Deadline& drain_until, const std::function<void()>& interrupt_running,
+             Callers callers = Callers::kFail);
 
  private:
   void progress_loop();
@@ -77,6 +87,7 @@ class Lane : public std::enable_shared_from_this<Lane> {
   std::condition_variable turn_ended_;    // for callers and close()
   std::deque<std::shared_ptr<Task>> queue_;
   bool is_running_ = false;
+  bool is_running_inline_ = false;  // on the thread of a caller of run()
   bool is_closed_ = false;
   bool stop_thread_ = false;
   std::thread progress_;

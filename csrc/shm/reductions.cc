@@ -95,6 +95,7 @@ void ShmTransport::reduce_pieces(const Request& request, const WaitContext& cont
     step(context);
     const Slice own = slice_of(count, element, rank_, n_ranks_);
     std::vector<const void*> sources;
+    sources.reserve(headers_.size());
     for (int source = 0; source < n_ranks_; ++source) {
       sources.push_back(source == rank_ ? input + own.begin * element : region_of(source, rank_));
     }
@@ -155,6 +156,7 @@ void ShmTransport::reduce_scatter(const Request& request, const WaitContext& con
     const std::uint64_t own_part = part_at(begin, request.outputs[0].bytes);
     if (own_part > 0) {
       std::vector<const void*> sources;
+      sources.reserve(headers_.size());
       for (int source = 0; source < n_ranks_; ++source) {
         sources.push_back(source == rank_
                               ? request.inputs[static_cast<std::size_t>(rank_)].data + begin

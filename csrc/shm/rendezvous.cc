@@ -16,6 +16,8 @@ namespace horon {
 namespace {
 
 constexpr std::chrono::milliseconds kAcceptSlice{50};
+// A member sends its greeting right after connecting.
+constexpr std::chrono::seconds kHelloPatience{5};
 constexpr int kProtocolVersion = 1;
 constexpr std::size_t kDescriptorsPerMessage = 200;
 
@@ -138,7 +140,13 @@ class Rendezvous {
         continue;
       }
       std::vector<UniqueFd> descriptors;
-      const SocketMessage hello = receive_message(socket.get(), &descriptors, deadline_);
+      SocketMessage hello;
+      try {
+        hello = receive_message(socket.get(), &descriptors, Deadline::after(kHelloPatience));
+      } catch (const Error& error) {
+        log_warning(concat("rendezvous: a connection said nothing useful: ", error.what()));
+        continue;
+      }
       const bool genuine = peer_user(socket.get()) == ::getuid() &&
                            hello.nonce == records_[0].nonce && hello.rank > 0 &&
                            hello.rank < identity_.n_ranks && descriptors.size() == 1;

@@ -20,7 +20,7 @@ Options = _C.Options
 _DRAIN_AT_EXIT = timedelta(seconds=2)
 
 
-def _make_gloo(store: dist.Store, rank: int, size: int, timeout: timedelta) -> Any:
+def _make_gloo(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
     """Makes the Gloo group that carries bytes between hosts."""
     return dist.ProcessGroupGloo(store, rank, size, timeout=timeout)
 
@@ -44,9 +44,7 @@ def create_backend(opts: Any, pg_options: Any = None) -> Any:
     elif isinstance(pg_options, Options):
         options = pg_options.__copy__()
     else:
-        raise TypeError(
-            f"horon: pg_options: expected horon.Options, got {type(pg_options).__name__}"
-        )
+        raise TypeError(f"horon: pg_options: expected horon.Options, got {type(pg_options).__name__}")
     options._timeout = opts.timeout
     options.global_ranks_in_group = list(opts.global_ranks_in_group)
     options.group_name = opts.group_id

@@ -3,10 +3,10 @@
 Note [Behind the name gloo]
 PyTorch's suite asks for the name everywhere: `BACKEND != "gloo"`, `require_backend_is_available({"gloo"})`,
 `DistTestCases.backend_feature`, `new_group(backend="gloo")`, `get_backend(group) != Backend.GLOO` in
-`dist.monitored_barrier`. Rather than lift these gates one by one, the suite runs with BACKEND=gloo while the name creates
-the backend under test, as a plugin of type CUSTOM (DDP's logger casts whatever has the type GLOO to ProcessGroupGloo).
-The real ProcessGroupGloo stays reachable as `torch.distributed.ProcessGroupGloo`, because the backend under test may use
-it inside, and torch itself uses it in the wrapper of TORCH_DISTRIBUTED_DEBUG=DETAIL.
+`dist.monitored_barrier`. Rather than lift these gates one by one, the suite runs with BACKEND=gloo while the name
+creates the backend under test, as a plugin of type CUSTOM (DDP's logger casts whatever has the type GLOO to
+ProcessGroupGloo). The real ProcessGroupGloo stays reachable as `torch.distributed.ProcessGroupGloo`, because the
+backend under test may use it inside, and torch itself uses it in the wrapper of TORCH_DISTRIBUTED_DEBUG=DETAIL.
 
 Where torch has no plugin for Gloo (before 2.15), `_new_process_group_helper` compares with `Backend.GLOO` to decide
 whether to make the class itself: `_SpelledGloo` equals the name but not itself, so that comparison fails and the plugin
