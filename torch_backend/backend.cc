@@ -8,6 +8,7 @@
 #include "errors.h"
 #include "interrupt.h"
 #include "live_groups.h"
+#include "process_exit.h"
 
 namespace horon::torch_backend {
 namespace {
@@ -162,6 +163,7 @@ void HoronBackend::run_now(const Collective& collective, const Call& call) {
         group_->transport().run(request, context);
       }
     });
+    stay_if_process_exits();
     if (!collective.copy_back.empty()) {
       Collective results;
       results.copy_back = collective.copy_back;
@@ -170,8 +172,10 @@ void HoronBackend::run_now(const Collective& collective, const Call& call) {
   } catch (...) {
     if (ends_group(std::current_exception())) {
       group_->set_failed();
+      const CallOut call_out;
       hooks_->on_abort.call_all();
     }
+    stay_if_process_exits();
     rethrow_translated();
   }
 }

@@ -136,8 +136,7 @@ HoronBackend::WorkPtr HoronBackend::reduce_scatter_tensor_coalesced(
     Tensors& outputs, Tensors& inputs, const c10d::ReduceScatterOptions& opts) {
   return issue(builder_.reduce_scatter_single(OpKind::kReduceScatterCoalesced, outputs, inputs,
                                               to_reduction(opts.reduceOp)),
-               {OpType::REDUCE_SCATTER_TENSOR_COALESCED, "horon:reduce_scatter",
-                resolve(opts.timeout), opts.asyncOp});
+               {OpType::COALESCED, "horon:reduce_scatter", resolve(opts.timeout), opts.asyncOp});
 }
 
 HoronBackend::WorkPtr HoronBackend::alltoall_base(at::Tensor& output, at::Tensor& input,

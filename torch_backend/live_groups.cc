@@ -1,5 +1,7 @@
 #include "live_groups.h"
 
+#include "process_exit.h"
+
 namespace horon::torch_backend {
 
 LiveGroups& LiveGroups::instance() {
@@ -14,6 +16,7 @@ void LiveGroups::add(const std::shared_ptr<Group>& group) {
 }
 
 void LiveGroups::shutdown_all(std::chrono::milliseconds drain) {
+  mark_process_exiting();
   std::vector<std::weak_ptr<Group>> groups;
   {
     const std::lock_guard lock(mutex_);

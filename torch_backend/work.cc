@@ -1,6 +1,7 @@
 #include "work.h"
 
 #include "interrupt.h"
+#include "process_exit.h"
 
 namespace horon::torch_backend {
 namespace {
@@ -56,7 +57,9 @@ bool HoronWork::wait(std::chrono::milliseconds timeout) {
       lock.lock();
     }
   }
-  if (exception_) {
+  lock.unlock();
+  stay_if_process_exits();
+  if (exception_) {  // final by now
     std::rethrow_exception(exception_);
   }
   return true;

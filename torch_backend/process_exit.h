@@ -1,0 +1,24 @@
+// What threads do that are still inside horon when the interpreter ends.
+#pragma once
+
+namespace horon::torch_backend {
+
+// The main thread has begun to end the process; called once, by atexit, without the GIL. Waits (a
+// few seconds at most) for CallsOut in progress.
+void mark_process_exiting();
+
+// On other threads than the main one, once the process is exiting: never returns. A (daemon) thread
+// that went back into Python now would be ended by it through C++ frames, which aborts the process.
+// Python 3.14 does the same.
+void stay_if_process_exits();
+
+// While it lives, this thread is in code that may want the GIL (torch's hooks).
+class CallOut {
+ public:
+  CallOut();
+  ~CallOut();
+  CallOut(const CallOut&) = delete;
+  CallOut& operator=(const CallOut&) = delete;
+};
+
+}  // namespace horon::torch_backend
