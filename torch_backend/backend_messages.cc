@@ -1,56 +1,40 @@
 // HoronBackend: point-to-point messages.
 
+#include <mutex>
+
 #include "backend.h"
 #include "errors.h"
 
 namespace horon::torch_backend {
 namespace {
 
-// A message that Gloo carries. Its progress is Gloo's own; completion is noticed by who asks.
+// A message that Gloo carries. Its progress is Gloo's own, and Gloo tells of its end only to who
+// waits (its works claim to be completed from the start): isCompleted() turns true through wait().
 class GlooMessageWork final : public HoronWork {
  public:
   GlooMessageWork(const Origin& origin, const std::vector<at::Tensor>& tensors,
                   c10::intrusive_ptr<c10d::Work> inner)
       : HoronWork(origin, tensors, tensors), inner_(std::move(inner)) {}
 
-  bool isCompleted() override {
-    if (inner_->isCompleted()) {
-      settle();
-    }
-    return is_finished();
-  }
-
   bool wait(std::chrono::milliseconds timeout) override {
-    if (!is_finished()) {
+    // Once only: Gloo's works wait for another completion the second time.
+    std::call_once(waited_, [&] {
+      std::exception_ptr error;
       try {
         inner_->wait(timeout);
-      } catch (...) {  // kept by the inner work; settle() hands it on, or it was only the timeout
-        if (!inner_->isCompleted()) {
-          throw;
-        }
+      } catch (...) {
+        error = std::current_exception();
       }
-      settle();
-    }
+      complete(error);
+    });
     return HoronWork::wait(timeout);
   }
 
   int sourceRank() const override { return inner_->sourceRank(); }
 
  private:
-  void settle() {
-    if (!is_settled_.exchange(true)) {
-      std::exception_ptr error;
-      try {
-        inner_->wait();
-      } catch (...) {
-        error = std::current_exception();
-      }
-      complete(error);
-    }
-  }
-
   const c10::intrusive_ptr<c10d::Work> inner_;
-  std::atomic<bool> is_settled_{false};
+  std::once_flag waited_;
 };
 
 const char* title_of(c10d::OpType type) {

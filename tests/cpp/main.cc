@@ -1,4 +1,5 @@
-// Entry point of horon_tests, the same for Catch2 2 and 3 (tests/cpp/CMakeLists.txt provides the header).
+// Entry point of horon_tests, the same for Catch2 2 and 3 (tests/cpp/CMakeLists.txt provides the
+// header).
 #define CATCH_CONFIG_RUNNER
 #include <catch2/catch.hpp>
 

@@ -46,16 +46,20 @@ struct HalfFormat {
   }
 
   uint16_t encode(float value) const {
-    if (std::isnan(value)) return static_cast<uint16_t>((special_exponent() << mantissa_bits) | (1 << (mantissa_bits - 1)));
+    if (std::isnan(value))
+      return static_cast<uint16_t>((special_exponent() << mantissa_bits) |
+                                   (1 << (mantissa_bits - 1)));
     const int sign = std::signbit(value) ? 0x8000 : 0;
     const int infinity = special_exponent() << mantissa_bits;
     const double magnitude = std::fabs(static_cast<double>(value));
     if (std::isinf(magnitude)) return static_cast<uint16_t>(sign | infinity);
     int exponent = magnitude == 0 ? 1 - bias() : std::max(std::ilogb(magnitude), 1 - bias());
     // nearbyint rounds halves to even; 2^mantissa_bits is the implicit one.
-    const int significand = static_cast<int>(std::nearbyint(std::ldexp(magnitude, mantissa_bits - exponent)));
+    const int significand =
+        static_cast<int>(std::nearbyint(std::ldexp(magnitude, mantissa_bits - exponent)));
     const int biased = significand < (1 << mantissa_bits) ? 0 : exponent + bias() - 1;
-    return static_cast<uint16_t>(sign | std::min(infinity, (biased << mantissa_bits) + significand));
+    return static_cast<uint16_t>(sign |
+                                 std::min(infinity, (biased << mantissa_bits) + significand));
   }
 };
 
@@ -65,10 +69,14 @@ inline constexpr HalfFormat kBFloat16{7, 8};
 template <class T>
 T fold_real(ReduceOp op, T a, T b) {
   switch (op) {
-    case ReduceOp::kProduct: return a * b;
-    case ReduceOp::kMin: return std::isnan(a) || std::isnan(b) ? std::numeric_limits<T>::quiet_NaN() : b < a ? b : a;
-    case ReduceOp::kMax: return std::isnan(a) || std::isnan(b) ? std::numeric_limits<T>::quiet_NaN() : b > a ? b : a;
-    default: return a + b;
+    case ReduceOp::kProduct:
+      return a * b;
+    case ReduceOp::kMin:
+      return std::isnan(a) || std::isnan(b) ? std::numeric_limits<T>::quiet_NaN() : b < a ? b : a;
+    case ReduceOp::kMax:
+      return std::isnan(a) || std::isnan(b) ? std::numeric_limits<T>::quiet_NaN() : b > a ? b : a;
+    default:
+      return a + b;
   }
 }
 
@@ -87,8 +95,10 @@ T scaled_integer(T value, double factor) {
   const double product = std::trunc(static_cast<double>(value) * factor);
   if (std::isnan(product)) return 0;
   // long double holds every 64-bit integer, on x86-64 and on arm64.
-  if (product <= static_cast<long double>(std::numeric_limits<T>::min())) return std::numeric_limits<T>::min();
-  if (product >= static_cast<long double>(std::numeric_limits<T>::max())) return std::numeric_limits<T>::max();
+  if (product <= static_cast<long double>(std::numeric_limits<T>::min()))
+    return std::numeric_limits<T>::min();
+  if (product >= static_cast<long double>(std::numeric_limits<T>::max()))
+    return std::numeric_limits<T>::max();
   return static_cast<T>(product);
 }
 
@@ -100,17 +110,26 @@ T integer_element(const std::vector<T>& values, ReduceOp op, const double* facto
     const T value = op == ReduceOp::kPremulSum ? scaled_integer(values[r], factors[r]) : values[r];
     const uint64_t wide = static_cast<uint64_t>(value);
     const T so_far = static_cast<T>(acc);
-    if (r == 0) acc = wide;
-    else if (op == ReduceOp::kProduct) acc *= wide;
-    else if (op == ReduceOp::kMin) acc = value < so_far ? wide : acc;
-    else if (op == ReduceOp::kMax) acc = value > so_far ? wide : acc;
-    else if (op == ReduceOp::kBand) acc &= wide;
-    else if (op == ReduceOp::kBor) acc |= wide;
-    else if (op == ReduceOp::kBxor) acc ^= wide;
-    else acc += wide;
+    if (r == 0)
+      acc = wide;
+    else if (op == ReduceOp::kProduct)
+      acc *= wide;
+    else if (op == ReduceOp::kMin)
+      acc = value < so_far ? wide : acc;
+    else if (op == ReduceOp::kMax)
+      acc = value > so_far ? wide : acc;
+    else if (op == ReduceOp::kBand)
+      acc &= wide;
+    else if (op == ReduceOp::kBor)
+      acc |= wide;
+    else if (op == ReduceOp::kBxor)
+      acc ^= wide;
+    else
+      acc += wide;
   }
   if (op != ReduceOp::kAvg) return static_cast<T>(acc);
-  if (std::numeric_limits<T>::is_signed) return static_cast<T>(static_cast<int64_t>(acc) / static_cast<int64_t>(values.size()));
+  if (std::numeric_limits<T>::is_signed)
+    return static_cast<T>(static_cast<int64_t>(acc) / static_cast<int64_t>(values.size()));
   return static_cast<T>(acc / values.size());
 }
 
@@ -123,7 +142,8 @@ inline uint8_t bool_element(const std::vector<uint8_t>& values, ReduceOp op) {
 }
 
 template <class T, class Element>
-void each_element(void* dst, const std::vector<const void*>& sources, size_t count, Element element) {
+void each_element(void* dst, const std::vector<const void*>& sources, size_t count,
+                  Element element) {
   std::vector<T> values(sources.size());
   for (size_t i = 0; i < count; ++i) {
     for (size_t r = 0; r < sources.size(); ++r) values[r] = get<T>(sources[r], i);
@@ -131,9 +151,10 @@ void each_element(void* dst, const std::vector<const void*>& sources, size_t cou
   }
 }
 
-// Requires: dst overlaps no source. More than one source, or PREMUL_SUM: a copy is tested as a copy.
-inline void reduce(void* dst, const std::vector<const void*>& sources, size_t count, DType dtype, ReduceOp op,
-                   const double* factors) {
+// Requires: dst overlaps no source. More than one source, or PREMUL_SUM: a copy is tested as a
+// copy.
+inline void reduce(void* dst, const std::vector<const void*>& sources, size_t count, DType dtype,
+                   ReduceOp op, const double* factors) {
   const auto half = [&](const HalfFormat& format) {
     each_element<uint16_t>(dst, sources, count, [&](const std::vector<uint16_t>& halves) {
       std::vector<float> values;
@@ -143,30 +164,48 @@ inline void reduce(void* dst, const std::vector<const void*>& sources, size_t co
   };
   const auto real = [&](auto zero, size_t parts) {
     using T = decltype(zero);
-    each_element<T>(dst, sources, count * parts, [&](const auto& v) { return real_element<T>(v, op, factors); });
+    each_element<T>(dst, sources, count * parts,
+                    [&](const auto& v) { return real_element<T>(v, op, factors); });
   };
   const auto integer = [&](auto zero) {
     using T = decltype(zero);
-    each_element<T>(dst, sources, count, [&](const auto& v) { return integer_element<T>(v, op, factors); });
+    each_element<T>(dst, sources, count,
+                    [&](const auto& v) { return integer_element<T>(v, op, factors); });
   };
   switch (dtype) {
-    case DType::kFloat16: return half(kFloat16);
-    case DType::kBFloat16: return half(kBFloat16);
-    case DType::kFloat32: return real(float{}, 1);
-    case DType::kFloat64: return real(double{}, 1);
-    case DType::kComplex64: return real(float{}, 2);
-    case DType::kComplex128: return real(double{}, 2);
-    case DType::kInt8: return integer(int8_t{});
-    case DType::kUInt8: return integer(uint8_t{});
-    case DType::kInt16: return integer(int16_t{});
-    case DType::kUInt16: return integer(uint16_t{});
-    case DType::kInt32: return integer(int32_t{});
-    case DType::kUInt32: return integer(uint32_t{});
-    case DType::kInt64: return integer(int64_t{});
-    case DType::kUInt64: return integer(uint64_t{});
+    case DType::kFloat16:
+      return half(kFloat16);
+    case DType::kBFloat16:
+      return half(kBFloat16);
+    case DType::kFloat32:
+      return real(float{}, 1);
+    case DType::kFloat64:
+      return real(double{}, 1);
+    case DType::kComplex64:
+      return real(float{}, 2);
+    case DType::kComplex128:
+      return real(double{}, 2);
+    case DType::kInt8:
+      return integer(int8_t{});
+    case DType::kUInt8:
+      return integer(uint8_t{});
+    case DType::kInt16:
+      return integer(int16_t{});
+    case DType::kUInt16:
+      return integer(uint16_t{});
+    case DType::kInt32:
+      return integer(int32_t{});
+    case DType::kUInt32:
+      return integer(uint32_t{});
+    case DType::kInt64:
+      return integer(int64_t{});
+    case DType::kUInt64:
+      return integer(uint64_t{});
     case DType::kBool:
-      return each_element<uint8_t>(dst, sources, count, [&](const auto& v) { return bool_element(v, op); });
-    case DType::kOpaque: return;
+      return each_element<uint8_t>(dst, sources, count,
+                                   [&](const auto& v) { return bool_element(v, op); });
+    case DType::kOpaque:
+      return;
   }
 }
 

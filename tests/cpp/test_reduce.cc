@@ -50,12 +50,15 @@ size_t real_bytes(DType dtype) {
 
 template <class T>
 T from_double(double value, DType dtype) {
-  if (dtype == DType::kFloat16) return static_cast<T>(reference::kFloat16.encode(static_cast<float>(value)));
-  if (dtype == DType::kBFloat16) return static_cast<T>(reference::kBFloat16.encode(static_cast<float>(value)));
+  if (dtype == DType::kFloat16)
+    return static_cast<T>(reference::kFloat16.encode(static_cast<float>(value)));
+  if (dtype == DType::kBFloat16)
+    return static_cast<T>(reference::kBFloat16.encode(static_cast<float>(value)));
   return static_cast<T>(value);
 }
 
-// Random bits (all kinds of NaN and denormals), and for real numbers every other one near 1, so that rounding is seen.
+// Random bits (all kinds of NaN and denormals), and for real numbers every other one near 1, so
+// that rounding is seen.
 std::vector<char> random_elements(size_t count, DType dtype, std::mt19937& random) {
   std::vector<char> bytes(count * element_bytes(dtype));
   for (char& byte : bytes) byte = static_cast<char>(random());
@@ -69,7 +72,8 @@ std::vector<char> random_elements(size_t count, DType dtype, std::mt19937& rando
   return bytes;
 }
 
-// Equal bytes; where the reference leaves the payload of a NaN to the CPU (32 and 64 bits), any NaN will do.
+// Equal bytes; where the reference leaves the payload of a NaN to the CPU (32 and 64 bits), any NaN
+// will do.
 bool same(const char* got, const char* expected, size_t bytes, DType dtype) {
   if (real_bytes(dtype) == 4 || real_bytes(dtype) == 8) {
     for (size_t i = 0; i < bytes / real_bytes(dtype); ++i) {
@@ -93,15 +97,18 @@ struct Case {
   size_t count;
   std::vector<std::vector<char>> sources;
 
-  Case(DType d, ReduceOp o, int n_sources, size_t c, std::mt19937& random) : dtype(d), op(o), n(n_sources), count(c) {
+  Case(DType d, ReduceOp o, int n_sources, size_t c, std::mt19937& random)
+      : dtype(d), op(o), n(n_sources), count(c) {
     for (int r = 0; r < n; ++r) sources.push_back(random_elements(count, dtype, random));
   }
 
-  // Into source `in_place` if that is not -1, everything `offset` bytes off a 64-byte boundary. Checks the guard bytes.
+  // Into source `in_place` if that is not -1, everything `offset` bytes off a 64-byte boundary.
+  // Checks the guard bytes.
   std::vector<char> run(const KernelTable& kernels, int in_place, size_t offset) const {
     const size_t bytes = count * element_bytes(dtype), stride = (bytes + 64 + 127) / 64 * 64;
     std::vector<char> memory(stride * static_cast<size_t>(n + 1) + 64, kGuard);
-    char* base = memory.data() + (64 - reinterpret_cast<uintptr_t>(memory.data()) % 64) % 64 + offset;
+    char* base =
+        memory.data() + (64 - reinterpret_cast<uintptr_t>(memory.data()) % 64) % 64 + offset;
     std::vector<const void*> pointers;
     for (int r = 0; r < n; ++r) {
       std::copy(sources[r].begin(), sources[r].end(), base + stride * r);
@@ -111,8 +118,10 @@ struct Case {
     reduce_with(kernels, dst, pointers.data(), n, count, dtype, op, kFactors);
     for (int r = 0; r <= n; ++r) {
       const char* end = base + stride * r + bytes;
-      if (end + 32 <= memory.data() + memory.size()) REQUIRE(std::count(end, end + 32, kGuard) == 32);
-      if (r < n && r != in_place) REQUIRE(std::equal(sources[r].begin(), sources[r].end(), base + stride * r));
+      if (end + 32 <= memory.data() + memory.size())
+        REQUIRE(std::count(end, end + 32, kGuard) == 32);
+      if (r < n && r != in_place)
+        REQUIRE(std::equal(sources[r].begin(), sources[r].end(), base + stride * r));
     }
     return std::vector<char>(dst, dst + bytes);
   }
@@ -128,13 +137,14 @@ struct Case {
 };
 
 // reduce() of 16-bit elements.
-std::vector<uint16_t> reduce_halves(const KernelTable& kernels, const std::vector<std::vector<uint16_t>>& sources,
-                                    DType dtype, ReduceOp op, const double* factors = nullptr) {
+std::vector<uint16_t> reduce_halves(const KernelTable& kernels,
+                                    const std::vector<std::vector<uint16_t>>& sources, DType dtype,
+                                    ReduceOp op, const double* factors = nullptr) {
   std::vector<const void*> pointers;
   for (const auto& source : sources) pointers.push_back(source.data());
   std::vector<uint16_t> result(sources[0].size());
-  reduce_with(kernels, result.data(), pointers.data(), static_cast<int>(sources.size()), result.size(), dtype, op,
-              factors);
+  reduce_with(kernels, result.data(), pointers.data(), static_cast<int>(sources.size()),
+              result.size(), dtype, op, factors);
   return result;
 }
 
@@ -157,8 +167,9 @@ TEST_CASE("reduce agrees with a plain reference", "[reduce]") {
           for (int in_place = -1; in_place < n; ++in_place) {
             // Aligned, aligned to the element only, and not even that.
             for (size_t offset : {size_t{0}, element_bytes(dtype), size_t{1}}) {
-              INFO(name(dtype) << ' ' << name(op) << " n=" << n << " count=" << count << ' ' << kernels->name
-                               << " in_place=" << in_place << " offset=" << offset);
+              INFO(name(dtype) << ' ' << name(op) << " n=" << n << " count=" << count << ' '
+                               << kernels->name << " in_place=" << in_place
+                               << " offset=" << offset);
               const std::vector<char> got = one.run(*kernels, in_place, offset);
               REQUIRE(same(got.data(), expected.data(), got.size(), dtype));
             }
@@ -183,12 +194,14 @@ TEST_CASE("reduce gives the same bits with every instruction set and chunking", 
           std::vector<char> result(count * element_bytes(dtype));
           for (size_t at = 0; at < count; at += chunk) {
             std::vector<const void*> pointers;
-            for (const auto& source : sources) pointers.push_back(source.data() + at * element_bytes(dtype));
+            for (const auto& source : sources)
+              pointers.push_back(source.data() + at * element_bytes(dtype));
             reduce_with(*kernels, result.data() + at * element_bytes(dtype), pointers.data(), n,
                         std::min(chunk, count - at), dtype, op, factors.data());
           }
           results.push_back(result);
-          INFO(name(dtype) << ' ' << name(op) << " n=" << n << ' ' << kernels->name << " chunk=" << chunk);
+          INFO(name(dtype) << ' ' << name(op) << " n=" << n << ' ' << kernels->name
+                           << " chunk=" << chunk);
           REQUIRE(result == results[0]);
         }
       }
@@ -199,20 +212,23 @@ TEST_CASE("reduce gives the same bits with every instruction set and chunking", 
 TEST_CASE("reduce keeps and rounds all 65536 values of the half types", "[reduce]") {
   const auto all = all_halves();
   for (DType dtype : {DType::kFloat16, DType::kBFloat16}) {
-    const reference::HalfFormat& format = dtype == DType::kFloat16 ? reference::kFloat16 : reference::kBFloat16;
+    const reference::HalfFormat& format =
+        dtype == DType::kFloat16 ? reference::kFloat16 : reference::kBFloat16;
     for (const KernelTable* kernels : supported_kernels()) {
       INFO(name(dtype) << ' ' << kernels->name);
       REQUIRE(reduce_halves(*kernels, {all}, dtype, ReduceOp::kSum) == all);
 
       // x + -0 is x, for -0 too; every NaN becomes the one.
       auto expected = all;
-      for (uint16_t& half : expected) half = std::isnan(format.decode(half)) ? format.encode(std::nanf("")) : half;
+      for (uint16_t& half : expected)
+        half = std::isnan(format.decode(half)) ? format.encode(std::nanf("")) : half;
       const std::vector<uint16_t> minus_zero(all.size(), 0x8000), zero(all.size(), 0);
       REQUIRE(reduce_halves(*kernels, {all, minus_zero}, dtype, ReduceOp::kSum) == expected);
       expected[0x8000] = 0;
       REQUIRE(reduce_halves(*kernels, {all, zero}, dtype, ReduceOp::kSum) == expected);
 
-      // The mean of neighbours is a tie; scaling gives all other cases, denormal results and overflow among them.
+      // The mean of neighbours is a tie; scaling gives all other cases, denormal results and
+      // overflow among them.
       auto next = all;
       for (uint16_t& half : next) ++half;
       const auto means = reduce_halves(*kernels, {all, next}, dtype, ReduceOp::kAvg);
@@ -220,7 +236,8 @@ TEST_CASE("reduce keeps and rounds all 65536 values of the half types", "[reduce
       for (size_t i = 0; i < all.size(); ++i) {
         n_wrong += means[i] != format.encode((format.decode(all[i]) + format.decode(next[i])) / 2);
       }
-      for (double factor : {1.0 / 3, 0.99999, 1.0001, 0x1p-10, 0x1.8p-13, 0x1p-17, 1000.0, 0x1.ffep15, 1e-30, 1e30}) {
+      for (double factor : {1.0 / 3, 0.99999, 1.0001, 0x1p-10, 0x1.8p-13, 0x1p-17, 1000.0,
+                            0x1.ffep15, 1e-30, 1e30}) {
         const auto scaled = reduce_halves(*kernels, {all}, dtype, ReduceOp::kPremulSum, &factor);
         for (size_t i = 0; i < all.size(); ++i) {
           n_wrong += scaled[i] != format.encode(format.decode(all[i]) * static_cast<float>(factor));
@@ -233,12 +250,15 @@ TEST_CASE("reduce keeps and rounds all 65536 values of the half types", "[reduce
 
 TEST_CASE("reduce rounds half types once", "[reduce]") {
   // 2048 + 1 is a tie in float16; rounded each time, the ones would get lost.
-  const std::vector<uint16_t> big(20, reference::kFloat16.encode(2048)), one(20, reference::kFloat16.encode(1));
+  const std::vector<uint16_t> big(20, reference::kFloat16.encode(2048)),
+      one(20, reference::kFloat16.encode(1));
   for (const KernelTable* kernels : supported_kernels()) {
-    const auto sum = reduce_halves(*kernels, {big, one, one, one, one}, DType::kFloat16, ReduceOp::kSum);
+    const auto sum =
+        reduce_halves(*kernels, {big, one, one, one, one}, DType::kFloat16, ReduceOp::kSum);
     REQUIRE(sum == std::vector<uint16_t>(20, reference::kFloat16.encode(2052)));
     // 60000 + 60000 - 60000 overflows only if rounded in between.
-    const std::vector<uint16_t> up(20, reference::kFloat16.encode(60000)), down(20, reference::kFloat16.encode(-60000));
+    const std::vector<uint16_t> up(20, reference::kFloat16.encode(60000)),
+        down(20, reference::kFloat16.encode(-60000));
     REQUIRE(reduce_halves(*kernels, {up, up, down}, DType::kFloat16, ReduceOp::kSum) == up);
   }
 }
@@ -249,7 +269,8 @@ TEST_CASE("reduce propagates NaN whatever its rank and place", "[reduce]") {
       for (const KernelTable* kernels : supported_kernels()) {
         for (int n : {2, 3, 4}) {
           for (int with_nan = 0; with_nan < n; ++with_nan) {
-            const size_t count = 37, size = element_bytes(dtype), nan_at = static_cast<size_t>(7 * with_nan + 3);
+            const size_t count = 37, size = element_bytes(dtype),
+                         nan_at = static_cast<size_t>(7 * with_nan + 3);
             std::vector<char> one(count * size), one_nan, got(count * size);
             const auto set = [&](std::vector<char>& bytes, size_t i, double value) {
               if (size == 2) reference::put(bytes.data(), i, from_double<uint16_t>(value, dtype));
@@ -265,7 +286,8 @@ TEST_CASE("reduce propagates NaN whatever its rank and place", "[reduce]") {
             auto expected = one;
             for (size_t i = 0; i < count; ++i) set(expected, i, op == ReduceOp::kSum ? n : 1.0);
             set(expected, nan_at, std::nan(""));
-            INFO(name(dtype) << ' ' << name(op) << " n=" << n << " NaN in " << with_nan << ' ' << kernels->name);
+            INFO(name(dtype) << ' ' << name(op) << " n=" << n << " NaN in " << with_nan << ' '
+                             << kernels->name);
             REQUIRE(got == expected);
           }
         }
@@ -299,7 +321,8 @@ TEST_CASE("reduce truncates and saturates integers as documented", "[reduce]") {
   const double factors[] = {2.5, 0.0};
   reduce(got.data(), sources, 2, 4, DType::kInt8, ReduceOp::kPremulSum, factors);
   CHECK(got == std::vector<int8_t>{127, -128, 12, -12});
-  const int64_t large[] = {std::numeric_limits<int64_t>::max(), std::numeric_limits<int64_t>::min()};
+  const int64_t large[] = {std::numeric_limits<int64_t>::max(),
+                           std::numeric_limits<int64_t>::min()};
   const void* one_source[] = {large};
   const double identity[] = {1.0};
   std::vector<int64_t> kept(2);
@@ -312,13 +335,17 @@ TEST_CASE("reduce refuses what is not defined and says why", "[reduce]") {
     DType dtype;
     ReduceOp op;
     const char* hint;
-  } const refused[] = {
-      {DType::kBool, ReduceOp::kAvg, "cast to float32"},       {DType::kBool, ReduceOp::kPremulSum, "cast to float32"},
-      {DType::kFloat32, ReduceOp::kBand, "integer dtype"},     {DType::kBFloat16, ReduceOp::kBxor, "integer dtype"},
-      {DType::kComplex64, ReduceOp::kMax, "view_as_real"},     {DType::kComplex128, ReduceOp::kProduct, "view_as_real"},
-      {DType::kComplex64, ReduceOp::kBor, "view_as_real"},     {DType::kOpaque, ReduceOp::kSum, "moved but not reduced"},
-      {DType::kOpaque, ReduceOp::kBor, "moved but not"},       {static_cast<DType>(77), ReduceOp::kSum, "same version"},
-      {DType::kInt8, static_cast<ReduceOp>(9), "same version"}};
+  } const refused[] = {{DType::kBool, ReduceOp::kAvg, "cast to float32"},
+                       {DType::kBool, ReduceOp::kPremulSum, "cast to float32"},
+                       {DType::kFloat32, ReduceOp::kBand, "integer dtype"},
+                       {DType::kBFloat16, ReduceOp::kBxor, "integer dtype"},
+                       {DType::kComplex64, ReduceOp::kMax, "view_as_real"},
+                       {DType::kComplex128, ReduceOp::kProduct, "view_as_real"},
+                       {DType::kComplex64, ReduceOp::kBor, "view_as_real"},
+                       {DType::kOpaque, ReduceOp::kSum, "moved but not reduced"},
+                       {DType::kOpaque, ReduceOp::kBor, "moved but not"},
+                       {static_cast<DType>(77), ReduceOp::kSum, "same version"},
+                       {DType::kInt8, static_cast<ReduceOp>(9), "same version"}};
   char memory[16] = {};
   const void* sources[] = {memory};
   for (const auto& one : refused) {

@@ -1,0 +1,119 @@
+"""Groups whose ranks do not all share memory: Gloo carries the bytes, the arithmetic and the errors stay ours.
+
+HORON_HOST_ID makes ranks of one machine count as different hosts.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from harness import expect_error, on_gloo, run_ranks
+from operations import KINDS, start
+
+pytestmark = pytest.mark.skipif(on_gloo(), reason="gloo: is what carries them")
+
+LAYOUTS = [[0, 1], [0, 0, 1], [0, 1, 2]]
+"""Host of each rank."""
+
+
+@contextmanager
+def _group_over_hosts(rank: int, hosts: list[int], path: str, timeout_s: float = 30) -> Iterator[None]:
+    os.environ["HORON_HOST_ID"] = f"host{hosts[rank]}"
+    try:
+        dist.init_process_group(
+            "horon",
+            init_method=f"file://{path}",
+            rank=rank,
+            world_size=len(hosts),
+            timeout=timedelta(seconds=timeout_s),
+        )
+        assert not dist.group.WORLD._get_backend(torch.device("cpu")).is_shared
+        yield
+        dist.destroy_process_group()
+    finally:
+        del os.environ["HORON_HOST_ID"]
+
+
+def _every_kind(rank: int, world_size: int, hosts: list[int], path: str) -> None:
+    with _group_over_hosts(rank, hosts, path):
+        for count in (0, 1, 1000, 1_500_000):
+            for kind in KINDS:
+                work, outputs, values = start(kind, rank, world_size, count)
+                work.wait()
+                for output, value in zip(outputs, values, strict=False):
+                    assert (output == value).all(), (kind, count, output[:4], value)
+
+
+@pytest.mark.parametrize("hosts", LAYOUTS, ids=str)
+def test_every_kind_of_collective(hosts: list[int], tmp_path: Path) -> None:
+    run_ranks(_every_kind, len(hosts), hosts, str(tmp_path / "store"), init=False)
+
+
+def _arithmetic(rank: int, world_size: int, hosts: list[int], path: str) -> None:
+    with _group_over_hosts(rank, hosts, path):
+        flags = torch.tensor([rank == 0, True, False])
+        dist.all_reduce(flags)
+        assert flags.dtype == torch.bool and flags.tolist() == [True, True, False]
+        halves = torch.full((5,), 1.0 + rank * 2**-10, dtype=torch.float16)
+        dist.all_reduce(halves, dist.ReduceOp.AVG)
+        expected = torch.stack([torch.tensor(1.0 + r * 2**-10) for r in range(world_size)]).mean().half()
+        assert (halves == expected).all()
+        numbers = torch.tensor([float("nan") if rank == 1 else 1.0])
+        dist.all_reduce(numbers, dist.ReduceOp.MAX)
+        assert numbers.isnan().all()
+        mine = torch.randn(100_003, generator=torch.Generator().manual_seed(rank))
+        dist.all_reduce(mine)
+        copies = [torch.empty_like(mine) for _ in range(world_size)]
+        dist.all_gather(copies, mine)
+        assert all(torch.equal(copy, mine) for copy in copies)
+
+
+def test_arithmetic_and_identical_bits(tmp_path: Path) -> None:
+    run_ranks(_arithmetic, 3, [0, 0, 1], str(tmp_path / "store"), init=False)
+
+
+def _messages(rank: int, world_size: int, hosts: list[int], path: str) -> None:
+    with _group_over_hosts(rank, hosts, path):
+        peer = 1 - rank
+        for count in (1, 300_000):
+            got = torch.empty(count)
+            operations = [
+                dist.P2POp(dist.irecv, got, peer, tag=3),
+                dist.P2POp(dist.isend, torch.full((count,), float(rank)), peer, tag=3),
+            ]
+            for work in dist.batch_isend_irecv(operations):
+                work.wait()
+            assert (got == peer).all()
+        if rank == 0:
+            dist.send(torch.ones(7), 1)
+        else:
+            got = torch.zeros(7)
+            assert dist.recv(got) == 0 and (got == 1).all()
+
+
+def test_messages(tmp_path: Path) -> None:
+    run_ranks(_messages, 2, [0, 1], str(tmp_path / "store"), init=False)
+
+
+def _disagreement(rank: int, world_size: int, hosts: list[int], path: str) -> None:
+    with _group_over_hosts(rank, hosts, path):
+        for _ in range(3):
+            expect_error(lambda: dist.all_reduce(torch.ones(3 + rank)), "rank 0", "rank 1")
+            if rank == 0:
+                expect_error(lambda: dist.barrier(), "barrier", "broadcast")
+            else:
+                expect_error(lambda: dist.broadcast(torch.ones(2), 0), "barrier", "broadcast")
+            tensor = torch.ones(10)
+            dist.all_reduce(tensor)
+            assert (tensor == world_size).all()
+
+
+def test_disagreement_is_an_error_on_every_rank(tmp_path: Path) -> None:
+    run_ranks(_disagreement, 2, [0, 1], str(tmp_path / "store"), init=False)
