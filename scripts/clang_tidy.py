@@ -1,4 +1,4 @@
-"""Runs clang-tidy over csrc/, tests/cpp and torch_backend/, with the compile commands of the builds that exist.
+"""Runs clang-tidy over csrc/ and torch_backend/, with the compile commands of the builds that exist.
 
     CLANG_TIDY=clang-tidy JOBS=2 python scripts/clang_tidy.py [file.cc ...]
 
@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-FOLDERS = ("csrc", "tests/cpp", "torch_backend")
+FOLDERS = ("csrc", "torch_backend")
 
 
 def databases() -> list[Path]:
