@@ -20,7 +20,9 @@ void ShmTransport::run(const Request& request, const WaitContext& context) {
   }
   try {
     run_steps(request, context);
+    finished_.store(sequence_, std::memory_order_relaxed);
   } catch (const MismatchError&) {
+    finished_.store(sequence_, std::memory_order_relaxed);
     throw;  // agreed on by all ranks: the group goes on
   } catch (const TimeoutError& error) {
     if (request.kind == OpKind::kMonitoredBarrier && rank_ == 0) {
@@ -112,7 +114,9 @@ bool ShmTransport::all_inline() const {
 }
 
 void ShmTransport::abort(const std::string& reason) {
-  segment_->poison(0, concat("rank ", rank_, " aborted the group: ", reason));
+  // Others may still be busy with operations that this rank has done its part of: those succeed.
+  segment_->poison(finished_.load(std::memory_order_relaxed),
+                   concat("rank ", rank_, " aborted the group: ", reason));
   board_.abort(reason);
 }
 

@@ -7,6 +7,7 @@
 // a round needs no exit barrier, and operations follow each other without one.
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <string>
 #include <vector>
@@ -47,6 +48,8 @@ class ShmTransport final : public Transport {
   const int n_ranks_;
   StepBoard board_;
   std::uint64_t sequence_ = 0;
+  // Operations that this rank has done its part of; read by abort() from other threads.
+  std::atomic<std::uint64_t> finished_{0};
   int parity_ = 0;                   // of the next round
   std::vector<HeaderView> headers_;  // of the running operation
   std::string ended_;                // not empty: why nothing runs any more

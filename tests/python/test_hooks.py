@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import pickle
+import socket
+import tempfile
 import time
 from datetime import timedelta
 from typing import Any
@@ -132,3 +135,35 @@ def _abort_hook(rank: int, world_size: int) -> None:
 def test_abort_hooks_run() -> None:
     gloo_lacks("no abort hooks")
     assert_clean_exits(run_fresh_processes(_abort_hook, 2))
+
+
+def _health(socket_path: str) -> tuple[int, str]:
+    """Status and body of PyTorch's own health check, as its debug server's handler answers."""
+    connection = http.client.HTTPConnection("localhost", timeout=10)
+    connection.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    connection.sock.connect(socket_path)
+    connection.request("POST", "/handler/c10d_health_check")
+    answer = connection.getresponse()
+    return answer.status, answer.read().decode()
+
+
+def _unhealthy_after_timeout(rank: int, world_size: int) -> None:
+    from torch._C._distributed_c10d import _WorkerServer
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = f"{folder}/control"
+        server = _WorkerServer(path)
+        before = _health(path)
+        if rank == 1:
+            store().wait(["seen"], timedelta(seconds=30))
+        else:
+            expect_error(dist.barrier, within_s=10)
+            after = _health(path)
+            store().set("seen", "1")
+            assert "horon" not in before[1] and "horon" in after[1], (before, after)
+        server.shutdown()
+
+
+def test_health_check_tells_of_a_timeout() -> None:
+    gloo_lacks("has no abort hooks")
+    assert_clean_exits(run_fresh_processes(_unhealthy_after_timeout, 2, group_timeout_s=2))
