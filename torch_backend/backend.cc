@@ -27,6 +27,7 @@ class CollectiveTask final : public Task {
 
   void execute() noexcept override {
     has_run_ = true;
+    call_out_.emplace();
     try {
       for (const Request& request : collective_.requests) {
         group_->transport().run(request, {deadline_, interrupt_check()});
@@ -52,6 +53,9 @@ class CollectiveTask final : public Task {
   }
 
  private:
+  // First, so that it goes last: what the other members let go of may be the end of a process
+  // group.
+  std::optional<CallOut> call_out_;
   Group* const group_;
   const std::shared_ptr<Hooks> hooks_;
   Collective collective_;
@@ -172,6 +176,7 @@ void HoronBackend::run_now(const Collective& collective, const Call& call) {
   } catch (...) {
     if (ends_group(std::current_exception())) {
       group_->set_failed();
+      stay_if_process_exits();
       const CallOut call_out;
       hooks_->on_abort.call_all();
     }

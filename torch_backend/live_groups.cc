@@ -28,6 +28,7 @@ void LiveGroups::shutdown_all(std::chrono::milliseconds drain) {
       group->shutdown(deadline, Lane::Callers::kLeave);
     }
   }
+  await_calls_out();
 }
 
 }  // namespace horon::torch_backend

@@ -30,6 +30,10 @@ ExitState& state() {
 void mark_process_exiting() {
   std::unique_lock lock(state().mutex);
   state().is_exiting = true;
+}
+
+void await_calls_out() {
+  std::unique_lock lock(state().mutex);
   state().call_ended.wait_for(lock, kPatience, [] { return state().calls_out == 0; });
 }
 
@@ -46,7 +50,6 @@ void stay_if_process_exits() {
 }
 
 CallOut::CallOut() {
-  stay_if_process_exits();
   const std::lock_guard lock(state().mutex);
   ++state().calls_out;
 }

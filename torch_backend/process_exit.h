@@ -3,16 +3,20 @@
 
 namespace horon::torch_backend {
 
-// The main thread has begun to end the process; called once, by atexit, without the GIL. Waits (a
-// few seconds at most) for CallsOut in progress.
+// The main thread has begun to end the process; called by atexit.
 void mark_process_exiting();
+
+// Waits (a few seconds at most) until no CallOut lives. Not to be called with the GIL held.
+void await_calls_out();
 
 // On other threads than the main one, once the process is exiting: never returns. A (daemon) thread
 // that went back into Python now would be ended by it through C++ frames, which aborts the process.
 // Python 3.14 does the same.
 void stay_if_process_exits();
 
-// While it lives, this thread is in code that may want the GIL (torch's hooks).
+// While it lives, this thread is in code that may want the GIL: torch's hooks, callbacks,
+// destructors of tensors and process groups. The interpreter must not be taken apart before it has
+// come back.
 class CallOut {
  public:
   CallOut();
