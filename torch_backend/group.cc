@@ -1,5 +1,7 @@
 #include "group.h"
 
+#include <new>
+
 #include "core/error.h"
 #include "cross/cross_transport.h"
 #include "shm/shm_transport.h"
@@ -39,9 +41,9 @@ Group::~Group() {
     // Joining, unlocking or unmapping here could only disturb the parent or hang.
     (void)shared_.release();
     (void)transport_.release();
-    new std::shared_ptr<P2pEngine>(std::move(p2p_));
-    new std::shared_ptr<Lane>(std::move(lane_));
-    new std::shared_ptr<GlooAdapter>(std::move(gloo_));
+    (void)new (std::nothrow) std::shared_ptr<P2pEngine>(std::move(p2p_));
+    (void)new (std::nothrow) std::shared_ptr<Lane>(std::move(lane_));
+    (void)new (std::nothrow) std::shared_ptr<GlooAdapter>(std::move(gloo_));
     return;
   }
   shutdown(Deadline::after(std::chrono::milliseconds(0)));
