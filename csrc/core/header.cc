@@ -60,6 +60,22 @@ std::optional<std::string> find_refusal(const std::vector<HeaderView>& headers) 
   return std::nullopt;
 }
 
+// The usual case, decided fast: nothing that differs could differ rightly.
+bool are_plainly_equal(const std::vector<HeaderView>& headers) {
+  const Header& first = *headers[0].header;
+  if (first.has_counts != 0 || first.is_refused != 0 ||
+      (has_reduction(first.kind) && !is_reducible(first.dtype, first.op))) {
+    return false;
+  }
+  for (std::size_t rank = 1; rank < headers.size(); ++rank) {
+    // NOLINTNEXTLINE(bugprone-suspicious-memory-comparison): factors that differ in bits differ
+    if (std::memcmp(&first, headers[rank].header, sizeof(Header)) != 0) {
+      return false;
+    }
+  }
+  return true;
+}
+
 std::optional<std::string> find_count_mismatch(const std::vector<HeaderView>& headers) {
   const int n_ranks = static_cast<int>(headers.size());
   for (int source = 0; source < n_ranks; ++source) {
@@ -128,8 +144,20 @@ std::string describe(const HeaderView& view, int n_ranks) {
   return out.str();
 }
 
+std::string describe(const Request& request, int n_ranks) {
+  const Header header = make_header(request, 0, 0, n_ranks);
+  HeaderView view;
+  view.header = &header;
+  view.send_counts = request.send_counts.data();
+  view.recv_counts = request.recv_counts.data();
+  return describe(view, n_ranks);
+}
+
 std::optional<std::string> find_mismatch(const std::vector<HeaderView>& headers) {
   const Header& first = *headers[0].header;
+  if (are_plainly_equal(headers)) {
+    return std::nullopt;
+  }
   const auto differs = [&](auto&& field) {
     for (const HeaderView& view : headers) {
       if (field(*view.header) != field(first)) {
@@ -187,6 +215,13 @@ std::size_t header_bytes(int n_ranks) {
   return (total + 63) / 64 * 64;
 }
 
+std::size_t header_bytes(const Header& header, int n_ranks) {
+  if (header.is_refused != 0) {
+    return header_bytes(n_ranks);
+  }
+  return sizeof(Header) + (header.has_counts != 0 ? (counts_bytes(n_ranks) + 63) / 64 * 64 : 0);
+}
+
 void write_header(std::byte* slot, const Header& header, const Request& request, int n_ranks) {
   std::memcpy(slot, &header, sizeof(Header));
   std::byte* rest = slot + sizeof(Header);
@@ -208,7 +243,7 @@ HeaderView read_header(const std::byte* slot, int n_ranks) {
   view.send_counts = reinterpret_cast<const std::uint64_t*>(rest);
   view.recv_counts = view.send_counts + n_ranks;
   view.refusal = reinterpret_cast<const char*>(rest);
-  view.inline_data = slot + header_bytes(n_ranks);
+  view.inline_data = slot + header_bytes(*view.header, n_ranks);
   return view;
 }
 

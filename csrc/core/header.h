@@ -19,6 +19,11 @@ namespace horon {
 
 inline constexpr std::size_t kRefusalBytes = 240;
 
+// Values of Header::arena_offset that are no offset.
+inline constexpr std::uint64_t kNotInArena = ~std::uint64_t{0};
+// Besides, this rank can not read the other ranks' arenas.
+inline constexpr std::uint64_t kSeesNoArenas = kNotInArena - 1;
+
 // Fixed part. Plain data: it is copied through shared memory and through sockets.
 struct Header {
   std::uint64_t sequence = 0;
@@ -26,6 +31,8 @@ struct Header {
   // Length of the byte stream that this rank publishes for the others to read.
   std::uint64_t published_bytes = 0;
   std::uint64_t batch_digest = 0;
+  // Where in this rank's arena its data lies; see arena_collectives.h.
+  std::uint64_t arena_offset = kSeesNoArenas;
   double factor = 1.0;
   std::int32_t root = 0;
   OpKind kind = OpKind::kBarrier;
@@ -37,7 +44,9 @@ struct Header {
   // The published stream is in the slot itself, right behind the counts.
   std::uint8_t is_inline = 0;
   std::uint8_t is_refused = 0;
+  std::uint8_t reserved[4] = {};  // no padding: equal headers are equal bytes
 };
+static_assert(sizeof(Header) == 64);
 static_assert(std::is_trivially_copyable_v<Header>);
 
 // A header with the vectors that follow it. Views; valid as long as the slot is.
@@ -54,13 +63,16 @@ Header make_header(const Request& request, std::uint64_t sequence, int rank, int
 
 // "all_reduce(float32, 1024 elements, SUM)".
 std::string describe(const HeaderView& view, int n_ranks);
+std::string describe(const Request& request, int n_ranks);
 
 // The error text when the n headers can not be one collective; nothing when they can.
 // Says which rank sent what. Pure.
 std::optional<std::string> find_mismatch(const std::vector<HeaderView>& headers);
 
-// Bytes at the start of a slot before the inline data: header, counts, room for a refusal.
+// Room for a header with counts or a refusal.
 std::size_t header_bytes(int n_ranks);
+// Bytes of this header with what it has of counts and refusal; the inline data follows.
+std::size_t header_bytes(const Header& header, int n_ranks);
 
 // Writes header, counts and refusal at `slot` (header_bytes(n_ranks) long).
 void write_header(std::byte* slot, const Header& header, const Request& request, int n_ranks);

@@ -1,6 +1,7 @@
 #include "core/lane.h"
 
 #include <exception>
+#include <optional>
 
 #include "core/error.h"
 #include "core/thread_name.h"
@@ -11,7 +12,7 @@ namespace {
 // A synchronous operation that had to queue: its caller waits until the progress thread has run it.
 class InlineTask final : public Task {
  public:
-  explicit InlineTask(const std::function<void()>& operation) : operation_(operation) {}
+  explicit InlineTask(FunctionRef<void()> operation) : operation_(operation) {}
 
   void execute() noexcept override {
     try {
@@ -31,6 +32,11 @@ class InlineTask final : public Task {
 
   bool has_waiting_caller() const override { return true; }
 
+  bool is_done() {
+    const std::lock_guard lock(mutex_);
+    return done_;
+  }
+
   void wait_and_rethrow() {
     std::unique_lock lock(mutex_);
     finished_.wait(lock, [&] { return done_; });
@@ -40,12 +46,17 @@ class InlineTask final : public Task {
   }
 
  private:
-  const std::function<void()>& operation_;
+  const FunctionRef<void()> operation_;
   std::exception_ptr error_;
   std::mutex mutex_;
   std::condition_variable finished_;
   bool done_ = false;  // guarded by mutex_
 };
+
+// How long issuing an asynchronous operation may wait for others to make room, before it is left to
+// the progress thread: a burst of small operations is faster without a thread, but a rank that
+// waits for something else entirely must not be waited for.
+constexpr std::chrono::milliseconds kStartPatience{10};
 
 constexpr const char* kClosedText =
     "the process group was destroyed or aborted; it can not run operations any more";
@@ -65,16 +76,22 @@ void Lane::check_open() const {
   }
 }
 
-void Lane::run(const std::function<void()>& operation) {
+std::uint64_t Lane::push(std::shared_ptr<Task> task) {
+  queue_.push_back({std::move(task), false});
+  return popped_ + queue_.size() - 1;
+}
+
+void Lane::end_turn() {
+  is_running_ = false;
+  turn_ended_.notify_all();
+  if (is_claimed() && !queue_.empty()) {
+    work_arrived_.notify_one();
+  }
+}
+
+void Lane::run(FunctionRef<void()> operation) {
   std::unique_lock lock(mutex_);
   check_open();
-  if (on_progress_thread()) {
-    // Until another caller's running operation has ended, too: queueing behind it would wait for
-    // ourselves.
-    while (!queue_.empty() || is_running_) {
-      run_next(lock);
-    }
-  }
   if (queue_.empty() && !is_running_) {
     is_running_ = true;
     is_running_inline_ = !on_progress_thread();
@@ -83,48 +100,92 @@ void Lane::run(const std::function<void()>& operation) {
       Lane* lane;
       ~EndTurn() {
         const std::lock_guard lock(lane->mutex_);
-        lane->is_running_ = false;
         lane->is_running_inline_ = false;
-        lane->turn_ended_.notify_all();
-        if (!lane->queue_.empty()) {
-          lane->work_arrived_.notify_one();
-        }
+        lane->end_turn();
       }
     } end_turn{this};
     operation();
     return;
   }
-  auto task = std::make_shared<InlineTask>(operation);
-  queue_.push_back(task);
-  start_thread();
+  const auto task = std::make_shared<InlineTask>(operation);
+  push(task);
   lock.unlock();
-  work_arrived_.notify_one();
+  help_until([&] { return task->is_done(); });
   task->wait_and_rethrow();
 }
 
 void Lane::submit(std::shared_ptr<Task> task) {
-  {
-    std::unique_lock lock(mutex_);
-    check_open();
-    queue_.push_back(std::move(task));
-    if (on_progress_thread()) {
-      // A callback issued it, and may go on to wait in a way that does not come by here (the wait
-      // of a Future): nobody but this thread would ever run it.
-      for (std::size_t left = queue_.size(); left > 0 && !queue_.empty(); --left) {
-        run_next(lock);
-      }
-      return;
+  std::unique_lock lock(mutex_);
+  check_open();
+  const std::uint64_t ticket = push(std::move(task));
+  if (on_progress_thread()) {
+    // A callback issued it, and may go on to wait in a way that does not come by here (the wait
+    // of a Future): nobody but this thread would ever run it.
+    while (popped_ <= ticket) {
+      run_next(lock);
     }
-    start_thread();
+    return;
   }
-  work_arrived_.notify_one();
+  if (!start(ticket, lock)) {
+    claim();
+  }
 }
 
-void Lane::start_thread() {
-  if (!progress_.joinable()) {
-    progress_ = std::thread([self = shared_from_this()] { self->progress_loop(); });
-    progress_id_ = progress_.get_id();
+bool Lane::may_end_first() const {
+  return !is_running_ && !is_claimed() && !queue_.empty() && queue_.front().is_started &&
+         queue_.front().task->is_ready();
+}
+
+bool Lane::start(std::uint64_t ticket, std::unique_lock<std::mutex>& lock) {
+  const auto in_turn = [&](const auto& act) {
+    const std::shared_ptr<Task> task = queue_[ticket - popped_].task;
+    is_running_ = true;
+    lock.unlock();
+    const bool result = act(*task);
+    lock.lock();
+    end_turn();
+    return result;
+  };
+  std::optional<Deadline> patience;  // from the first failure on
+  while (popped_ <= ticket && !is_running_ && !is_closed_) {
+    if (ticket > popped_ && !queue_[ticket - 1 - popped_].is_started) {
+      return false;  // what is started is started in order
+    }
+    const bool has_started = in_turn([](Task& task) { return task.try_start(); });
+    if (popped_ > ticket) {
+      return true;  // the lane was closed meanwhile
+    }
+    if (has_started) {
+      queue_[ticket - popped_].is_started = true;
+      return true;
+    }
+    if (may_end_first()) {
+      run_next(lock);
+      continue;
+    }
+    if (is_claimed()) {
+      return false;  // earlier ones are the progress thread's, which needs the turn for them
+    }
+    if (!patience) {
+      patience = Deadline::after(kStartPatience);
+    }
+    if (!in_turn([](Task& task) { return task.await_start(); }) || patience->has_passed()) {
+      return false;
+    }
   }
+  return popped_ > ticket;
+}
+
+void Lane::claim() {
+  claimed_until_ = popped_ + queue_.size();
+  if (queue_.empty()) {
+    return;
+  }
+  if (!progress_.joinable() && !stop_thread_) {
+    progress_ = std::thread([self = shared_from_this()] { self->progress_loop(); });
+    progress_id_.store(progress_.get_id(), std::memory_order_relaxed);
+  }
+  work_arrived_.notify_one();
 }
 
 void Lane::run_next(std::unique_lock<std::mutex>& lock) {
@@ -132,14 +193,14 @@ void Lane::run_next(std::unique_lock<std::mutex>& lock) {
   if (queue_.empty()) {
     return;
   }
-  std::shared_ptr<Task> task = std::move(queue_.front());
+  std::shared_ptr<Task> task = std::move(queue_.front().task);
   queue_.pop_front();
+  ++popped_;
   is_running_ = true;
   lock.unlock();
   task->execute();
   lock.lock();
-  is_running_ = false;
-  turn_ended_.notify_all();
+  end_turn();
   lock.unlock();
   task->complete();
   task.reset();  // its destructor may call out, too
@@ -150,7 +211,8 @@ void Lane::progress_loop() {
   name_this_thread("horon-lane");
   std::unique_lock lock(mutex_);
   while (true) {
-    work_arrived_.wait(lock, [&] { return stop_thread_ || (!queue_.empty() && !is_running_); });
+    work_arrived_.wait(
+        lock, [&] { return stop_thread_ || (is_claimed() && !queue_.empty() && !is_running_); });
     if (stop_thread_) {
       return;
     }
@@ -158,19 +220,36 @@ void Lane::progress_loop() {
   }
 }
 
-void Lane::help_until(const std::function<bool()>& is_done) {
+bool Lane::help_until(FunctionRef<bool()> is_done) {
   std::unique_lock lock(mutex_);
-  if (!on_progress_thread()) {
-    return;
-  }
-  while (!queue_.empty()) {
-    run_next(lock);
+  while (true) {
     lock.unlock();
     const bool done = is_done();
     lock.lock();
     if (done) {
-      return;
+      return true;
     }
+    if (queue_.empty()) {
+      return false;  // being completed, or failed, by another thread
+    }
+    if (on_progress_thread() || (!is_running_ && !is_claimed())) {
+      run_next(lock);
+    } else {
+      claim();
+      return false;
+    }
+  }
+}
+
+void Lane::hand_over() {
+  const std::lock_guard lock(mutex_);
+  claim();
+}
+
+void Lane::poll() {
+  std::unique_lock lock(mutex_);
+  while (may_end_first()) {
+    run_next(lock);
   }
 }
 
@@ -179,19 +258,21 @@ void Lane::close(const Deadline& drain_until, const std::function<void()>& inter
   std::unique_lock lock(mutex_);
   is_closed_ = true;
   const auto is_idle = [&] { return queue_.empty() && !is_running_; };
+  claim();  // nobody else may come by any more
   // A running operation that is none of our business any more.
   const auto is_left = [&] { return is_running_inline_ && callers == Callers::kLeave; };
   if (!on_progress_thread()) {
     turn_ended_.wait_until(lock, drain_until.at(), is_idle);
   }
-  std::deque<std::shared_ptr<Task>> rest;
+  std::deque<Queued> rest;
   rest.swap(queue_);
+  popped_ += rest.size();
   const bool must_interrupt = is_running_ && !is_left();
   lock.unlock();
   if (must_interrupt) {
     interrupt_running();
   }
-  for (const std::shared_ptr<Task>& task : rest) {
+  for (const auto& [task, is_started] : rest) {
     if (callers == Callers::kFail || !task->has_waiting_caller()) {
       task->fail(kClosedText);
       task->complete();
@@ -207,7 +288,7 @@ void Lane::close(const Deadline& drain_until, const std::function<void()>& inter
     return;
   }
   std::thread thread = std::move(progress_);
-  progress_id_ = {};
+  progress_id_.store({}, std::memory_order_relaxed);
   lock.unlock();
   work_arrived_.notify_all();
   thread.join();

@@ -3,13 +3,21 @@
 //
 // Note [Tickets]
 // A place in the order is taken when an operation is issued, under the lane's mutex. A synchronous
-// operation runs on its caller's thread when nothing is queued or running; otherwise it queues and
-// its caller waits. Asynchronous operations run on the lane's progress thread, which starts with
-// the first of them and sleeps on a condition variable when there is nothing to do. A callback that
-// runs on the progress thread may itself wait or issue operations: it then works off the queue
-// inline.
+// operation runs on its caller's thread when nothing is queued or running; otherwise it queues, and
+// its caller helps.
+//
+// Note [Split phase]
+// An asynchronous operation is started by its caller when that can be done without waiting and
+// everything before it was started: then the other ranks have what they need from this one. It is
+// ended by whoever waits for it, or polls, or comes by with a synchronous operation: no thread is
+// involved. What could not be started, and what has a callback, is the progress thread's: it has
+// claimed the queue up to the last such operation. The thread starts with the first claim and
+// sleeps on a condition variable while nothing is claimed. Waiters run operations themselves unless
+// the thread has claimed them. A callback on the progress thread may itself wait or issue
+// operations: it then works off the queue inline.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <deque>
 #include <functional>
@@ -19,6 +27,7 @@
 #include <thread>
 
 #include "core/deadline.h"
+#include "core/function_ref.h"
 
 namespace horon {
 
@@ -26,7 +35,14 @@ namespace horon {
 class Task {
  public:
   virtual ~Task() = default;
-  // Runs the operation; keeps what it throws for complete().
+  // Starts the operation, if that needs no waiting; false, and nothing has happened, if not.
+  virtual bool try_start() noexcept { return false; }
+  // After try_start() failed: waits a little (a millisecond or two) for what it lacked. False
+  // when that will not change by waiting.
+  virtual bool await_start() noexcept { return false; }
+  // Of a started operation: whether execute() would not wait. Called in turn, with the lane's lock.
+  virtual bool is_ready() noexcept { return false; }
+  // Runs the operation, or what is left of it after its start; keeps what it throws for complete().
   virtual void execute() noexcept = 0;
   // Tells the world, callbacks included. Called once, with no lock held, after execute() or fail().
   virtual void complete() noexcept = 0;
@@ -49,15 +65,26 @@ class Lane : public std::enable_shared_from_this<Lane> {
 
   // Runs `operation` in its turn and returns when it has finished; throws what it throws.
   // Throws GroupError when the lane is closed.
-  void run(const std::function<void()>& operation);
+  void run(FunctionRef<void()> operation);
 
-  // Queues `task` for the progress thread; on that thread itself, runs the queue and the task
-  // before it returns. Throws GroupError when the lane is closed.
+  // Starts `task`, or queues it for the progress thread; on that thread itself, runs the queue and
+  // the task before it returns. Throws GroupError when the lane is closed.
   void submit(std::shared_ptr<Task> task);
 
-  // On the progress thread: works off the queue until `is_done()` or it is empty, since nobody else
-  // would. On other threads: returns at once.
-  void help_until(const std::function<bool()>& is_done);
+  // Runs queued operations on this thread until `is_done()` (called without a lock) or somebody
+  // else has to end what is left: then the progress thread is on it, and the caller may sleep until
+  // it is told. Returns is_done()'s last value.
+  bool help_until(FunctionRef<bool()> is_done);
+
+  // Leaves everything queued to the progress thread, for callbacks and for waits with a limit.
+  void hand_over();
+
+  // Ends started operations that need no waiting.
+  void poll();
+
+  bool on_progress_thread() const {
+    return std::this_thread::get_id() == progress_id_.load(std::memory_order_relaxed);
+  }
 
   // What close() does about callers that wait inside run() when time is up.
   enum class Callers {
@@ -74,24 +101,40 @@ class Lane : public std::enable_shared_from_this<Lane> {
 
  private:
   void progress_loop();
-  // Takes the first task off the queue and runs it. Requires a non-empty queue and the lock; gives
-  // the lock back held.
+  struct Queued {
+    std::shared_ptr<Task> task;
+    bool is_started = false;
+  };
+
+  // Takes the first task off the queue and runs it, unless the queue is empty when the turn comes.
+  // Gives the lock back held.
   void run_next(std::unique_lock<std::mutex>& lock);
-  void start_thread();
+  // Adds to the queue and returns the task's ticket. Requires the lock.
+  std::uint64_t push(std::shared_ptr<Task> task);
+  // Tries to start the task with that ticket, ending earlier ones where that makes room; false
+  // when the progress thread has to run it.
+  bool start(std::uint64_t ticket, std::unique_lock<std::mutex>& lock);
+  void end_turn();
+  // The progress thread is to run what is queued now. Requires the lock.
+  void claim();
+  bool is_claimed() const { return popped_ < claimed_until_; }
+  bool may_end_first() const;
   void check_open() const;
-  bool on_progress_thread() const { return std::this_thread::get_id() == progress_id_; }
 
   std::mutex mutex_;
   // Guarded by mutex_:
   std::condition_variable work_arrived_;  // for the progress thread
   std::condition_variable turn_ended_;    // for callers and close()
-  std::deque<std::shared_ptr<Task>> queue_;
+  std::deque<Queued> queue_;
+  std::uint64_t popped_ = 0;         // tickets that have left the queue; the first one's ticket
+  std::uint64_t claimed_until_ = 0;  // tickets below it are the progress thread's
   bool is_running_ = false;
   bool is_running_inline_ = false;  // on the thread of a caller of run()
   bool is_closed_ = false;
   bool stop_thread_ = false;
   std::thread progress_;
-  std::thread::id progress_id_;
+  // Atomic, for on_progress_thread(): a thread knows itself, whatever it sees of others.
+  std::atomic<std::thread::id> progress_id_{};
 };
 
 }  // namespace horon

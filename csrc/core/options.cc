@@ -9,10 +9,11 @@
 namespace horon {
 namespace {
 
-void read_bytes(const char* variable, std::size_t* value) {
+// False when the variable is not set.
+bool read_bytes(const char* variable, std::size_t* value) {
   const char* text = std::getenv(variable);
   if (text == nullptr || *text == '\0') {
-    return;
+    return false;
   }
   const char* end = text + std::strlen(text);
   std::size_t parsed = 0;
@@ -21,6 +22,7 @@ void read_bytes(const char* variable, std::size_t* value) {
     throw UsageError(concat(variable, ": expected a number of bytes, got '", text, "'."));
   }
   *value = parsed;
+  return true;
 }
 
 void check_range(const char* what, std::size_t value, std::size_t low, std::size_t high) {
@@ -35,9 +37,13 @@ void check_range(const char* what, std::size_t value, std::size_t low, std::size
 Options Options::from_environment() {
   Options options;
   read_bytes("HORON_INLINE_BYTES", &options.inline_bytes);
+  read_bytes("HORON_DEPOSIT_BYTES", &options.deposit_bytes);
   read_bytes("HORON_BUFFER_BYTES", &options.buffer_bytes);
   read_bytes("HORON_RING_BYTES", &options.ring_bytes);
   read_bytes("HORON_EAGER_BYTES", &options.eager_bytes);
+  if (const char* claiming = std::getenv("HORON_CLAIMING"); claiming != nullptr && *claiming) {
+    options.claiming = claiming;
+  }
   if (const char* host = std::getenv("HORON_HOST_ID")) {
     options.host_id = host;
   }
@@ -45,17 +51,34 @@ Options Options::from_environment() {
   return options;
 }
 
+std::optional<std::size_t> arena_bytes_from_environment() {
+  std::size_t bytes = 0;
+  if (!read_bytes("HORON_ARENA_BYTES", &bytes)) {
+    return std::nullopt;
+  }
+  constexpr std::size_t kMaxBytes = std::size_t{1} << 46;  // half of the address space
+  if (bytes > kMaxBytes) {
+    throw UsageError(
+        concat("HORON_ARENA_BYTES: expected at most ", kMaxBytes, ", got ", bytes, "."));
+  }
+  return bytes;
+}
+
 void Options::validate() const {
+  if (claiming != "auto" && claiming != "on" && claiming != "off") {
+    throw UsageError(concat("option claiming: expected auto, on or off, got '", claiming, "'."));
+  }
   constexpr std::size_t kMaxBytes = std::size_t{1} << 30;
   check_range("inline_bytes", inline_bytes, 0, kMaxBytes);
+  check_range("deposit_bytes", deposit_bytes, 4096, kMaxBytes);
   check_range("buffer_bytes", buffer_bytes, 4096, kMaxBytes);
   check_range("ring_bytes", ring_bytes, 4096, kMaxBytes);
   check_range("eager_bytes", eager_bytes, 0, ring_bytes / 4);
 }
 
 std::string Options::fingerprint() const {
-  return concat("inline=", inline_bytes, " buffer=", buffer_bytes, " ring=", ring_bytes,
-                " eager=", eager_bytes);
+  return concat("inline=", inline_bytes, " deposit=", deposit_bytes, " buffer=", buffer_bytes,
+                " claiming=", claiming, " ring=", ring_bytes, " eager=", eager_bytes);
 }
 
 }  // namespace horon

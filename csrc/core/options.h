@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <optional>
 #include <string>
 
 namespace horon {
@@ -13,10 +14,16 @@ struct Options {
   // as much. Environment: HORON_INLINE_BYTES.
   std::size_t inline_bytes = std::size_t{8} * 1024;
 
-  // Each rank has two data buffers of this many bytes, and large messages pass through them piece
-  // by piece. Default 512 KiB: both ranks' buffers stay in a 2 MiB share of the last-level cache.
-  // Environment: HORON_BUFFER_BYTES.
-  std::size_t buffer_bytes = std::size_t{512} * 1024;
+  // Each rank has a ring of this many bytes for what it brings to operations that others have not
+  // finished: the headers, and messages of at most inline_bytes. Default 256 KiB: some 60
+  // asynchronous operations of 4 KiB are under way before a caller has to finish the first ones
+  // (at least four of the largest fit, whatever is asked). Environment: HORON_DEPOSIT_BYTES.
+  std::size_t deposit_bytes = std::size_t{256} * 1024;
+
+  // Each rank has a ring of this many bytes that large messages pass through, in pieces of at most
+  // a quarter of it and 512 KiB. Default 2 MiB: more than a core's private cache, less than the
+  // shared one; see Note [Data rings]. Environment: HORON_BUFFER_BYTES.
+  std::size_t buffer_bytes = std::size_t{2} * 1024 * 1024;
 
   // Ring between each ordered pair of ranks, for point-to-point messages. Default 64 KiB. Pages are
   // taken from the system only when a pair talks. Environment: HORON_RING_BYTES.
@@ -25,6 +32,10 @@ struct Options {
   // Point-to-point messages of at most this many bytes are sent without asking the receiver first.
   // Default 8 KiB. Environment: HORON_EAGER_BYTES.
   std::size_t eager_bytes = std::size_t{8} * 1024;
+
+  // Whether ranks that are awake do the work of those that are not: "auto" (when there are more
+  // ranks than cores), "on" or "off". Default auto. Environment: HORON_CLAIMING.
+  std::string claiming = "auto";
 
   // Ranks with different values count as different hosts, whatever the machine says. For tests, and
   // for containers that share a kernel but no memory. Environment: HORON_HOST_ID.
@@ -39,5 +50,9 @@ struct Options {
   // What ranks compare when a group is made; host_id is left out.
   std::string fingerprint() const;
 };
+
+// HORON_ARENA_BYTES: how much memory tensors of this process may take in its arena; 0 turns the
+// arena off. A setting of the process, not of a group. Nothing when it is not set.
+std::optional<std::size_t> arena_bytes_from_environment();
 
 }  // namespace horon

@@ -13,6 +13,22 @@ std::uint64_t published_bytes(const Request& request, int rank, int n_ranks) {
   return total;
 }
 
+std::optional<std::uint64_t> longest_stream(const Request& request, int n_ranks) {
+  switch (request.kind) {
+    case OpKind::kBarrier:
+      return 0;
+    case OpKind::kAllReduce:
+    case OpKind::kReduce:
+    case OpKind::kBroadcast:
+    case OpKind::kAllGatherSingle:
+      return request.count * request.element_bytes;
+    case OpKind::kReduceScatterSingle:
+      return published_bytes(request, 0, n_ranks);
+    default:  // coalesced, or each rank has sizes of its own
+      return std::nullopt;
+  }
+}
+
 StreamRange range_for(const std::vector<HeaderView>& headers, int source, int destination) {
   const HeaderView& from = headers[static_cast<std::size_t>(source)];
   const std::uint64_t element_bytes = from.header->element_bytes;
@@ -28,8 +44,8 @@ StreamRange range_for(const std::vector<HeaderView>& headers, int source, int de
   return {offset, bytes};
 }
 
-std::vector<ConstSpan> stream_pieces(const Request& request, int rank, int n_ranks) {
-  std::vector<ConstSpan> pieces;
+PerRank<ConstSpan> stream_pieces(const Request& request, int rank, int n_ranks) {
+  PerRank<ConstSpan> pieces;
   switch (pattern(request.kind)) {
     case Pattern::kNone:
       break;
@@ -51,25 +67,6 @@ std::vector<ConstSpan> stream_pieces(const Request& request, int rank, int n_ran
       break;
   }
   return pieces;
-}
-
-std::size_t copy_from_stream(const std::vector<ConstSpan>& pieces, std::uint64_t offset,
-                             std::size_t bytes, std::byte* to) {
-  std::size_t copied = 0;
-  for (const ConstSpan& piece : pieces) {
-    if (copied == bytes) {
-      break;
-    }
-    if (offset >= piece.bytes) {
-      offset -= piece.bytes;
-      continue;
-    }
-    const std::size_t part = std::min<std::size_t>(piece.bytes - offset, bytes - copied);
-    std::memcpy(to + copied, piece.data + offset, part);
-    copied += part;
-    offset = 0;
-  }
-  return copied;
 }
 
 }  // namespace horon

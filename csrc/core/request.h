@@ -4,9 +4,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
-#include <vector>
 
 #include "core/dtype.h"
+#include "core/inline_vector.h"
 #include "core/op_kind.h"
 #include "core/reduce_op.h"
 
@@ -22,6 +22,10 @@ struct ConstSpan {
   const std::byte* data = nullptr;
   std::size_t bytes = 0;
 };
+
+// One value for each rank; no allocation up to eight ranks.
+template <typename T>
+using PerRank = InlineVector<T, 8>;
 
 // Ownership: a Request only points at tensors; whoever executes it keeps them alive.
 //
@@ -46,10 +50,10 @@ struct Request {
   // Digest of the shapes of the whole coalesced call, so that it fails before its first part runs.
   std::uint64_t batch_digest = 0;
   bool monitor_all_ranks = false;  // monitored_barrier(wait_all_ranks=True)
-  std::vector<ConstSpan> inputs;
-  std::vector<Span> outputs;
-  std::vector<std::uint64_t> send_counts;
-  std::vector<std::uint64_t> recv_counts;
+  PerRank<ConstSpan> inputs;
+  PerRank<Span> outputs;
+  PerRank<std::uint64_t> send_counts;
+  PerRank<std::uint64_t> recv_counts;
   // Not empty: this rank found its own arguments wrong. It still arrives, so that the others get an
   // error that says so instead of waiting for a rank that will never come.
   std::string refusal;

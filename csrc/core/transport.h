@@ -18,7 +18,24 @@ class Transport {
   // Runs one collective to its end, the arrival phase included.
   // Throws MismatchError (the ranks disagree: only this call failed, on every rank), GroupError and
   // its kinds (the group is over), or what context.check_interrupt throws (the group is over).
+  // Requires that nothing that was started is left to be completed.
   virtual void run(const Request& request, const WaitContext& context) = 0;
+
+  // Split phase: start() brings this rank's part of an operation without waiting for anybody, and
+  // complete() ends it, later, in the order of the starts. start() returns false, and has done
+  // nothing, when that is not possible now, or never for such an operation. An operation that was
+  // started may not need this rank again before the others can complete theirs.
+  virtual bool start(const Request& /*request*/) { return false; }
+  // Whether complete() of the oldest started operation would end without waiting; also when that
+  // would be in an error, because a rank is gone or the group has ended.
+  virtual bool is_ready() { return true; }
+  // After start() returned false: waits a little for what keeps it from being possible. False when
+  // that is nothing that others could change.
+  virtual bool await_start() { return false; }
+  // Throws as run().
+  virtual void complete(const Request& request, const WaitContext& context) {
+    run(request, context);
+  }
 
   // Ends the group for all ranks: running and later operations fail with the reason.
   virtual void abort(const std::string& reason) = 0;

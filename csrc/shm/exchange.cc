@@ -24,25 +24,29 @@ void ShmTransport::exchange_inline(const Request& request) {
   copy_own_part(request, rank_);
   for (int offset = 1; offset < n_ranks_; ++offset) {
     const int source = (rank_ + offset) % n_ranks_;
-    const StreamRange range = range_for(headers_, source, rank_);
+    const StreamRange range = range_for(headers(), source, rank_);
     if (range.bytes > 0) {
       std::memcpy(request.outputs[static_cast<std::size_t>(source)].data,
-                  headers_[static_cast<std::size_t>(source)].inline_data + range.offset,
+                  headers()[static_cast<std::size_t>(source)].inline_data + range.offset,
                   range.bytes);
     }
   }
 }
 
 void ShmTransport::exchange(const Request& request, const WaitContext& context) {
-  const std::uint64_t piece_bytes = segment_->layout().buffer_bytes();
+  const std::uint64_t piece_bytes = ring_.most_bytes();
   std::uint64_t longest = 0;
-  for (const HeaderView& view : headers_) {
+  for (const HeaderView& view : headers()) {
     longest = std::max(longest, view.header->published_bytes);
   }
-  const std::vector<ConstSpan> pieces = stream_pieces(request, rank_, n_ranks_);
+  const PerRank<ConstSpan> pieces = stream_pieces(request, rank_, n_ranks_);
   bool copied_own_part = false;
   for (std::uint64_t begin = 0; begin < longest; begin += piece_bytes) {
-    copy_from_stream(pieces, begin, piece_bytes, segment_->buffer(rank_, parity_));
+    const std::size_t place = ring_.take(std::min(piece_bytes, longest - begin));
+    copy_from_stream(pieces, begin, piece_bytes, segment_->data(rank_) + place,
+                     [this](std::byte* to, const std::byte* from, std::size_t bytes) {
+                       store_.copy(to, from, bytes);
+                     });
     board_.finish_step();
     if (!copied_own_part) {  // while the others get here
       copy_own_part(request, rank_);
@@ -51,15 +55,14 @@ void ShmTransport::exchange(const Request& request, const WaitContext& context) 
     board_.await_all(context);
     for (int offset = 1; offset < n_ranks_; ++offset) {
       const int source = (rank_ + n_ranks_ - offset) % n_ranks_;
-      const StreamRange range = range_for(headers_, source, rank_);
+      const StreamRange range = range_for(headers(), source, rank_);
       const std::uint64_t from = std::max(range.offset, begin);
       const std::uint64_t to = std::min(range.offset + range.bytes, begin + piece_bytes);
       if (from < to) {
         std::memcpy(request.outputs[static_cast<std::size_t>(source)].data + (from - range.offset),
-                    segment_->buffer(source, parity_) + (from - begin), to - from);
+                    segment_->data(source) + place + (from - begin), to - from);
       }
     }
-    parity_ ^= 1;
   }
 }
 

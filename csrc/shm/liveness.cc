@@ -6,6 +6,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cerrno>
 
 #include "core/error.h"
@@ -14,27 +15,47 @@
 namespace horon {
 namespace {
 
-// The write end stays open until the process ends: that is what it is for.
-int pipe_write_end = -1;
-int pipe_read_end = -1;
+// The two ends of this process's pipe. Packed, so that threads that make groups at the same time
+// agree on one pipe without a lock, which a fork could leave locked. The write end stays open until
+// the process ends: that is what it is for.
+struct Pipe {
+  int read_end = -1;
+  int write_end = -1;
+};
+static_assert(std::atomic<Pipe>::is_always_lock_free);
+constinit std::atomic<Pipe> own_pipe{Pipe{}};
 
-void close_write_end_in_child() {
-  if (pipe_write_end >= 0) {
-    ::close(pipe_write_end);
-    ::close(pipe_read_end);
-    pipe_write_end = -1;
-    pipe_read_end = -1;
+// The child is another process: its life has its own pipe, and it must not keep the parent's open.
+void close_pipe_in_child() {
+  const Pipe parents = own_pipe.exchange(Pipe{});
+  if (parents.write_end >= 0) {
+    ::close(parents.write_end);
+    ::close(parents.read_end);
   }
 }
 
-bool make_pipe() {
+// Once per process: what is to be known when somebody wonders why a death was noticed late.
+bool prepare_pipes(int pidfd_error) {
+  ::pthread_atfork(nullptr, nullptr, close_pipe_in_child);
+  log_warning(concat(system_error_text("pidfd_open", pidfd_error),
+                     "; watching peers through pipes instead"));
+  return true;
+}
+
+Pipe pipe_of_this_process() {
+  Pipe pipe = own_pipe.load();
+  if (pipe.write_end >= 0) {
+    return pipe;
+  }
   int ends[2];
   HORON_CHECK(::pipe2(ends, O_CLOEXEC) == 0, system_error_text("pipe2", errno));
-  pipe_read_end = ends[0];
-  pipe_write_end = ends[1];
-  ::pthread_atfork(nullptr, nullptr, close_write_end_in_child);
-  log_warning("pidfd_open is not permitted here; watching peers through pipes instead");
-  return true;
+  const Pipe made{ends[0], ends[1]};
+  if (own_pipe.compare_exchange_strong(pipe, made)) {
+    return made;
+  }
+  ::close(ends[0]);
+  ::close(ends[1]);
+  return pipe;  // another thread's
 }
 
 }  // namespace
@@ -45,10 +66,12 @@ UniqueFd open_own_liveness() {
   if (pidfd) {
     return pidfd;
   }
+  const int error = errno;
+#else
+  const int error = ENOSYS;
 #endif
-  static const bool made = make_pipe();
-  (void)made;
-  UniqueFd copy(::fcntl(pipe_read_end, F_DUPFD_CLOEXEC, 0));
+  [[maybe_unused]] static const bool is_prepared = prepare_pipes(error);
+  UniqueFd copy(::fcntl(pipe_of_this_process().read_end, F_DUPFD_CLOEXEC, 0));
   HORON_CHECK(copy, system_error_text("fcntl(F_DUPFD_CLOEXEC)", errno));
   return copy;
 }

@@ -17,10 +17,11 @@
 namespace horon {
 namespace {
 
-UniqueFd create_unlinked_file() {
+UniqueFd create_unlinked_file(int memfd_error) {
   static std::atomic<bool> logged{false};
   if (!logged.exchange(true)) {
-    log_warning("memfd_create is not permitted here; using unlinked files in /dev/shm instead");
+    log_warning(concat(system_error_text("memfd_create", memfd_error),
+                       "; using unlinked files in /dev/shm instead"));
   }
   std::random_device random;
   char name[64];
@@ -34,8 +35,9 @@ UniqueFd create_unlinked_file() {
 
 }  // namespace
 
-Mapping::Mapping(int fd, std::size_t bytes) : bytes_(bytes) {
-  void* address = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+Mapping::Mapping(int fd, std::size_t bytes, Pages pages) : bytes_(bytes) {
+  const int flags = MAP_SHARED | (pages == Pages::kLater ? MAP_NORESERVE : 0);
+  void* address = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, flags, fd, 0);
   HORON_CHECK(address != MAP_FAILED, system_error_text("mmap", errno), " (", bytes,
               " bytes of shared memory)");
   data_ = static_cast<std::byte*>(address);
@@ -57,17 +59,26 @@ Mapping& Mapping::operator=(Mapping&& other) noexcept {
 }
 
 UniqueFd create_shared_file(std::size_t bytes, std::size_t reserve_bytes) {
-  if (const auto refusal = why_memory_is_short(reserve_bytes)) {
-    throw Error(concat("shared memory for a group: ", *refusal));
-  }
   UniqueFd fd(::memfd_create("horon", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   const bool sealable = static_cast<bool>(fd);
   if (!sealable) {
-    fd = create_unlinked_file();
+    const int why = errno;
+    // What grows on demand (the arena) would have to be reserved whole.
+    HORON_CHECK(reserve_bytes > 0, system_error_text("memfd_create", why));
+    fd = create_unlinked_file(why);
+    // /dev/shm has a size of its own, often small: a page that it can not give later is a SIGBUS.
+    reserve_bytes = bytes;
+  }
+  if (const auto refusal = why_memory_is_short(reserve_bytes)) {
+    throw Error(concat("shared memory for a group: ", *refusal,
+                       " Free some, or lower HORON_BUFFER_BYTES."));
   }
   HORON_CHECK(::ftruncate(fd.get(), static_cast<off_t>(bytes)) == 0,
               system_error_text("ftruncate", errno), " (", bytes, " bytes of shared memory)");
-  const int error = ::posix_fallocate(fd.get(), 0, static_cast<off_t>(reserve_bytes));
+  int error = reserve_bytes == 0 ? 0 : EINTR;
+  while (error == EINTR) {
+    error = ::posix_fallocate(fd.get(), 0, static_cast<off_t>(reserve_bytes));
+  }
   HORON_CHECK(
       error == 0, system_error_text("posix_fallocate", error), ": could not reserve ",
       reserve_bytes,
@@ -84,9 +95,9 @@ void check_shared_file(int fd, std::size_t bytes) {
   HORON_CHECK(::fstat(fd, &status) == 0, system_error_text("fstat", errno));
   HORON_CHECK(static_cast<std::size_t>(status.st_size) == bytes, "shared memory has ",
               status.st_size, " bytes, expected ", bytes, ": the ranks run different builds.");
-  // Without memfd there are no seals to check, and fcntl says so.
+  // A file that is no memfd can not be sealed: fcntl fails, or shows the seal against seals alone.
   const int seals = ::fcntl(fd, F_GET_SEALS);
-  HORON_CHECK(seals < 0 || (seals & F_SEAL_SHRINK) != 0,
+  HORON_CHECK(seals < 0 || seals == F_SEAL_SEAL || (seals & F_SEAL_SHRINK) != 0,
               "shared memory from the peer could shrink under us; refusing to map it.");
 }
 

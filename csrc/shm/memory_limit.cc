@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <fstream>
+#include <vector>
 
 #include "core/error.h"
 
@@ -57,11 +58,12 @@ std::optional<std::uint64_t> left_below_limit(const std::string& path, const cha
   return *limit > *usage ? *limit - *usage : 0;
 }
 
-std::optional<std::uint64_t> available_memory_bytes() {
+// A line of /proc/meminfo.
+std::optional<std::uint64_t> memory_info_bytes(const std::string& name) {
   std::ifstream file("/proc/meminfo");
   std::string word;
   while (file >> word) {
-    if (word == "MemAvailable:") {
+    if (word == name) {
       std::uint64_t kibibytes = 0;
       if (file >> kibibytes) {
         return kibibytes * 1024;
@@ -75,16 +77,24 @@ std::optional<std::string> compare(std::size_t bytes, std::uint64_t free_bytes, 
   if (bytes <= free_bytes) {
     return std::nullopt;
   }
-  return concat(bytes, " bytes are needed and ", free_bytes, " are left of ", what,
-                ". Free some, or lower HORON_BUFFER_BYTES.");
+  return concat(bytes, " bytes are needed and ", free_bytes, " are left of ", what, ".");
+}
+
+// Directories of this process's cgroup (v2) and of all above it.
+std::vector<std::string> cgroup_levels() {
+  std::vector<std::string> levels;
+  for (std::string path = cgroup_path(); path.size() >= sizeof("/sys/fs/cgroup") - 1;
+       path.resize(path.rfind('/'))) {
+    levels.push_back(path);
+  }
+  return levels;
 }
 
 }  // namespace
 
 std::optional<std::string> why_memory_is_short(std::size_t bytes) {
   // The limit of every level above counts, too.
-  for (std::string path = cgroup_path(); path.size() >= sizeof("/sys/fs/cgroup") - 1;
-       path.resize(path.rfind('/'))) {
+  for (const std::string& path : cgroup_levels()) {
     if (const auto left = left_below_limit(path, "/memory.max", "/memory.current")) {
       if (auto refusal = compare(bytes, *left, "the cgroup's memory.max")) {
         return refusal;
@@ -97,10 +107,25 @@ std::optional<std::string> why_memory_is_short(std::size_t bytes) {
       return refusal;
     }
   }
-  if (const auto available = available_memory_bytes()) {
+  if (const auto available = memory_info_bytes("MemAvailable:")) {
     return compare(bytes, *available, "the machine's available memory");
   }
   return std::nullopt;
+}
+
+std::optional<std::uint64_t> usable_memory_bytes() {
+  auto usable = memory_info_bytes("MemTotal:");
+  const auto limit_to = [&](const std::string& file) {
+    const auto limit = read_number(file);
+    if (limit && (!usable || *limit < *usable)) {
+      usable = limit;
+    }
+  };
+  for (const std::string& path : cgroup_levels()) {
+    limit_to(path + "/memory.max");
+  }
+  limit_to("/sys/fs/cgroup/memory/memory.limit_in_bytes");
+  return usable;
 }
 
 }  // namespace horon

@@ -7,6 +7,7 @@
 #include <random>
 #include <sstream>
 
+#include "core/cpu_budget.h"
 #include "core/error.h"
 #include "core/header.h"
 #include "core/log.h"
@@ -18,7 +19,7 @@ namespace {
 constexpr std::chrono::milliseconds kAcceptSlice{50};
 // A member sends its greeting right after connecting.
 constexpr std::chrono::seconds kHelloPatience{5};
-constexpr int kProtocolVersion = 1;
+constexpr int kProtocolVersion = 3;
 constexpr std::size_t kDescriptorsPerMessage = 200;
 
 // One line per field, so that a person can read a store.
@@ -28,9 +29,13 @@ struct Record {
   std::string socket_name;
   std::uint64_t nonce = 0;
   std::int64_t pid = 0;
+  ArenaId arena_id{};
+  std::uint64_t arena_bytes = 0;  // 0: no arena
+  std::string cpus;               // a CpuBudget
 
   std::string encode() const {
-    return concat(host, '\n', settings, '\n', socket_name, '\n', nonce, '\n', pid, '\n');
+    return concat(host, '\n', settings, '\n', socket_name, '\n', nonce, '\n', pid, '\n',
+                  arena_id[0], '\n', arena_id[1], '\n', arena_bytes, '\n', cpus, '\n');
   }
 
   static Record decode(const std::string& text) {
@@ -39,7 +44,8 @@ struct Record {
     std::getline(in, record.host);
     std::getline(in, record.settings);
     std::getline(in, record.socket_name);
-    in >> record.nonce >> record.pid;
+    in >> record.nonce >> record.pid >> record.arena_id[0] >> record.arena_id[1] >>
+        record.arena_bytes >> record.cpus;
     HORON_CHECK(!in.fail(), "rendezvous: a rank's record in the store is damaged: '", text, "'");
     return record;
   }
@@ -59,12 +65,13 @@ std::uint64_t random_nonce() {
 class Rendezvous {
  public:
   Rendezvous(Store& store, const GroupIdentity& identity, const Options& options,
-             const Deadline& deadline)
+             const Deadline& deadline, const ArenaAccess& arenas)
       : store_(store),
         identity_(identity),
         layout_(identity.n_ranks, options),
         options_(options),
-        deadline_(deadline) {}
+        deadline_(deadline),
+        arenas_(arenas) {}
 
   std::unique_ptr<SharedGroup> run() {
     const std::int64_t generation = store_.add(concat("horon/generation/", identity_.rank), 1);
@@ -79,6 +86,8 @@ class Rendezvous {
       group = identity_.rank == 0 ? lead() : join();
     } catch (const Error& error) {
       failure = error.what();
+      // Who has connected, and was not accepted yet, would wait for an answer until the deadline.
+      listener_.reset();
     }
     return agree(failure) ? std::move(group) : nullptr;
   }
@@ -90,14 +99,18 @@ class Rendezvous {
     own.settings = concat("version=", kProtocolVersion, " words=", sizeof(RankWords),
                           " header=", sizeof(Header), ' ', options_.fingerprint());
     own.pid = ::getpid();
+    own.cpus = own_cpu_budget().encode();
+    if (arenas_.own) {
+      own.arena_id = arenas_.own->id();
+      own.arena_bytes = arenas_.own->bytes();
+    }
     if (identity_.rank == 0) {
       own.nonce = random_nonce();
       char name[40];
       std::snprintf(name, sizeof name, "horon-%016llx",
                     static_cast<unsigned long long>(random_nonce()));
-      own.socket_name = name;
-      if (identity_.n_ranks > 1) {
-        listener_ = listen_on(own.socket_name);  // before anybody can know the name
+      if (listen(name)) {  // before anybody can know the name
+        own.socket_name = name;
       }
     }
     store_.set(key("member", identity_.rank), own.encode());
@@ -114,6 +127,30 @@ class Rendezvous {
     }
   }
 
+  bool is_crowded() const {
+    if (options_.claiming != "auto") {
+      return options_.claiming == "on";
+    }
+    std::vector<CpuBudget> budgets;
+    for (const Record& record : records_) {
+      budgets.push_back(CpuBudget::decode(record.cpus));
+    }
+    return identity_.n_ranks > common_cpus(budgets);
+  }
+
+  // A rank 0 without sockets still takes part in what all ranks have to agree on.
+  bool listen(const std::string& socket_name) {
+    if (identity_.n_ranks == 1) {
+      return false;
+    }
+    try {
+      listener_ = listen_on(socket_name);
+    } catch (const Error& error) {
+      why_deaf_ = error.what();
+    }
+    return static_cast<bool>(listener_);
+  }
+
   bool same_host() const {
     for (const Record& record : records_) {
       if (record.host != records_[0].host) {
@@ -125,11 +162,13 @@ class Rendezvous {
 
   // Rank 0: makes the segment, collects everybody's descriptor, hands out all of them.
   std::unique_ptr<SharedGroup> lead() {
+    HORON_CHECK(why_deaf_.empty(), why_deaf_);
     const UniqueFd file = create_shared_file(layout_.total_bytes(), layout_.reserved_bytes());
     auto group = make_group(file.get());
     group->segment.head().nonce = records_[0].nonce;
     group->peers.peers[0].liveness_fd = open_own_liveness();
     std::vector<UniqueFd> sockets(static_cast<std::size_t>(identity_.n_ranks));
+    std::vector<UniqueFd> arena_files(static_cast<std::size_t>(identity_.n_ranks));
     for (int missing = identity_.n_ranks - 1; missing > 0;) {
       UniqueFd socket = accept_until(listener_.get(), Deadline::after(kAcceptSlice));
       if (!socket) {
@@ -149,19 +188,31 @@ class Rendezvous {
       }
       const bool genuine = peer_user(socket.get()) == ::getuid() &&
                            hello.nonce == records_[0].nonce && hello.rank > 0 &&
-                           hello.rank < identity_.n_ranks && descriptors.size() == 1;
+                           hello.rank < identity_.n_ranks &&
+                           descriptors.size() == (has_arena(hello.rank) ? 2U : 1U);
       if (!genuine) {
         log_warning("rendezvous: refused a connection that does not belong to this group");
         continue;
       }
       group->peers.peers[static_cast<std::size_t>(hello.rank)].liveness_fd =
           std::move(descriptors[0]);
+      if (has_arena(hello.rank)) {
+        arena_files[static_cast<std::size_t>(hello.rank)] = std::move(descriptors[1]);
+      }
       sockets[static_cast<std::size_t>(hello.rank)] = std::move(socket);
       --missing;
     }
     std::vector<int> all{file.get()};
     for (const Peer& peer : group->peers.peers) {
       all.push_back(peer.liveness_fd.get());
+    }
+    if (has_arena(0)) {
+      all.push_back(arenas_.own->file());
+    }
+    for (const UniqueFd& file : arena_files) {
+      if (file) {
+        all.push_back(file.get());
+      }
     }
     for (int rank = 1; rank < identity_.n_ranks; ++rank) {
       for (std::size_t begin = 0; begin < all.size(); begin += kDescriptorsPerMessage) {
@@ -172,19 +223,28 @@ class Rendezvous {
                      part);
       }
     }
+    group->arenas = map_arenas(arena_files);
     return group;
   }
 
   // Other ranks: connect, hand over this process's descriptor, map what comes back.
   std::unique_ptr<SharedGroup> join() {
+    HORON_CHECK(!records_[0].socket_name.empty(), "rank 0 has no socket");
     // Rank 0 listened before it published the name, so a refusal is final.
     UniqueFd socket = connect_to(records_[0].socket_name);
     HORON_CHECK(socket, "rank 0 can not be reached (another container or network namespace?)");
     HORON_CHECK(peer_user(socket.get()) == ::getuid(), "rank 0 belongs to another user");
     const UniqueFd own_life = open_own_liveness();
-    send_message(socket.get(), {records_[0].nonce, identity_.rank, 0}, {own_life.get()});
+    std::vector<int> own_descriptors{own_life.get()};
+    if (arenas_.own) {
+      own_descriptors.push_back(arenas_.own->file());
+    }
+    send_message(socket.get(), {records_[0].nonce, identity_.rank, 0}, own_descriptors);
     std::vector<UniqueFd> descriptors;
-    const std::size_t expected = static_cast<std::size_t>(identity_.n_ranks) + 1;
+    std::size_t expected = static_cast<std::size_t>(identity_.n_ranks) + 1;
+    for (int rank = 0; rank < identity_.n_ranks; ++rank) {
+      expected += has_arena(rank) ? 1 : 0;
+    }
     while (descriptors.size() < expected) {
       const SocketMessage message = receive_message(socket.get(), &descriptors, deadline_);
       HORON_CHECK(message.nonce == records_[0].nonce, "rank 0 answered for another group");
@@ -196,19 +256,60 @@ class Rendezvous {
     for (std::size_t rank = 0; rank < group->peers.peers.size(); ++rank) {
       group->peers.peers[rank].liveness_fd = std::move(descriptors[rank + 1]);
     }
+    std::vector<UniqueFd> arena_files(group->peers.peers.size());
+    auto next = group->peers.peers.size() + 1;
+    for (std::size_t rank = 0; rank < arena_files.size(); ++rank) {
+      if (has_arena(static_cast<int>(rank))) {
+        arena_files[rank] = std::move(descriptors[next++]);
+      }
+    }
+    group->arenas = map_arenas(arena_files);
     return group;
+  }
+
+  bool has_arena(int rank) const {
+    return records_[static_cast<std::size_t>(rank)].arena_bytes > 0;
+  }
+
+  // A failure costs speed, not the group.
+  GroupArenas map_arenas(const std::vector<UniqueFd>& files) const {
+    if (!arenas_.mapped) {
+      return {};
+    }
+    std::vector<GroupArenas::View> views(files.size());
+    try {
+      for (std::size_t rank = 0; rank < files.size(); ++rank) {
+        const Record& record = records_[rank];
+        if (record.arena_bytes == 0) {
+          continue;
+        }
+        if (arenas_.own && record.arena_id == arenas_.own->id()) {
+          views[rank] = {arenas_.own, arenas_.own->data(), arenas_.own->bytes()};
+        } else {
+          auto mapped = arenas_.mapped->map(record.arena_id, files[rank].get(), record.arena_bytes);
+          views[rank] = {mapped, mapped->data(), mapped->bytes()};
+        }
+      }
+    } catch (const Error& error) {
+      log_warning(concat("rank ", identity_.rank,
+                         " can not see the tensors that its peers have in ",
+                         "their arenas, which are therefore copied: ", error.what()));
+      return {};
+    }
+    return GroupArenas(arenas_.own, std::move(views));
   }
 
   std::unique_ptr<SharedGroup> make_group(int file) const {
     Peers peers;
     peers.rank = identity_.rank;
     peers.global_ranks = identity_.global_ranks;
+    peers.is_crowded = is_crowded();
     peers.peers.resize(static_cast<std::size_t>(identity_.n_ranks));
     for (std::size_t rank = 0; rank < peers.peers.size(); ++rank) {
       peers.peers[rank].pid = static_cast<pid_t>(records_[rank].pid);
     }
     return std::make_unique<SharedGroup>(
-        SharedGroup{Segment(Mapping(file, layout_.total_bytes()), layout_), std::move(peers)});
+        SharedGroup{Segment(Mapping(file, layout_.total_bytes()), layout_), std::move(peers), {}});
   }
 
   // All ranks publish their outcome and read everybody's.
@@ -244,16 +345,19 @@ class Rendezvous {
   const SegmentLayout layout_;
   const Options& options_;
   const Deadline deadline_;
+  const ArenaAccess& arenas_;
   std::string prefix_;
   UniqueFd listener_;
+  std::string why_deaf_;  // why there is no listener on rank 0
   std::vector<Record> records_;
 };
 
 }  // namespace
 
 std::unique_ptr<SharedGroup> rendezvous(Store& store, const GroupIdentity& identity,
-                                        const Options& options, const Deadline& deadline) {
-  return Rendezvous(store, identity, options, deadline).run();
+                                        const Options& options, const Deadline& deadline,
+                                        const ArenaAccess& arenas) {
+  return Rendezvous(store, identity, options, deadline, arenas).run();
 }
 
 }  // namespace horon

@@ -6,10 +6,13 @@
 // reads
 //    all n. Different settings are an error on every rank.
 // 3. If all claim the same host, rank 0 makes the segment; each other rank connects, proves that it
-//    knows the nonce, hands over a descriptor of its life and gets the segment and everybody's.
+//    knows the nonce, hands over descriptors of its life and its arena and gets the segment and
+//    everybody's.
 // 4. Each rank reads the nonce back from the memory and publishes whether that worked. Only if it
 //    worked for all do they use it: a rank in another container or namespace counts as another
 //    host.
+// 5. A rank that could not map the others' arenas says so in the header of every operation: it need
+//    not be agreed here.
 #pragma once
 
 #include <memory>
@@ -19,6 +22,8 @@
 
 #include "core/options.h"
 #include "core/store.h"
+#include "shm/group_arenas.h"
+#include "shm/peer_arenas.h"
 #include "shm/peers.h"
 #include "shm/segment.h"
 
@@ -34,11 +39,19 @@ struct GroupIdentity {
 struct SharedGroup {
   Segment segment;
   Peers peers;
+  GroupArenas arenas;
+};
+
+// What a process has of arenas, for all of its groups.
+struct ArenaAccess {
+  std::shared_ptr<Arena> own;          // may be null
+  std::shared_ptr<PeerArenas> mapped;  // null: this process can not read the peers' arenas
 };
 
 // Nothing when the ranks do not all share memory. Blocks until all ranks are here.
 // Throws TimeoutError (naming the missing rank), UsageError (settings or builds differ), Error.
 std::unique_ptr<SharedGroup> rendezvous(Store& store, const GroupIdentity& identity,
-                                        const Options& options, const Deadline& deadline);
+                                        const Options& options, const Deadline& deadline,
+                                        const ArenaAccess& arenas = {});
 
 }  // namespace horon

@@ -22,16 +22,18 @@ enum PoisonState : std::uint32_t { kHealthy = 0, kWriting = 1, kPoisoned = 2 };
 SegmentLayout::SegmentLayout(int n_ranks, const Options& options)
     : n_ranks_(n_ranks),
       inline_bytes_(options.inline_bytes),
-      // A cache line at least for each rank, however many there are.
-      buffer_bytes_(
-          std::max(options.buffer_bytes, static_cast<std::size_t>(n_ranks) * kCacheLineBytes)),
+      // A quarter of it holds a cache line at least for each rank, however many there are.
+      buffer_bytes_(round_up(
+          std::max(options.buffer_bytes, 4 * static_cast<std::size_t>(n_ranks) * kCacheLineBytes),
+          kPageBytes)),
       ring_bytes_(options.ring_bytes) {
   const auto n = static_cast<std::size_t>(n_ranks);
-  slot_bytes_ = round_up(header_bytes(n_ranks) + inline_bytes_, kCacheLineBytes);
-  slots_offset_ = sizeof(SegmentHead) + n * sizeof(RankWords);
-  slots_offset_ = round_up(slots_offset_, kPageBytes);
-  buffers_offset_ = round_up(slots_offset_ + 2 * n * slot_bytes_, kPageBytes);
-  rings_offset_ = buffers_offset_ + 2 * n * round_up(buffer_bytes_, kPageBytes);
+  // Room for a few of the largest deposits, however many ranks there are.
+  const std::size_t largest = round_up(header_bytes(n_ranks) + inline_bytes_, kCacheLineBytes);
+  deposit_bytes_ = round_up(std::max(options.deposit_bytes, 4 * largest), kPageBytes);
+  deposits_offset_ = round_up(sizeof(SegmentHead) + n * sizeof(RankWords), kPageBytes);
+  data_offset_ = deposits_offset_ + n * deposit_bytes_;
+  rings_offset_ = data_offset_ + n * buffer_bytes_;
   total_bytes_ = rings_offset_ + n * n * round_up(sizeof(RingWords) + ring_bytes_, kPageBytes);
 }
 
@@ -39,13 +41,12 @@ std::size_t SegmentLayout::words_offset(int rank) const {
   return sizeof(SegmentHead) + static_cast<std::size_t>(rank) * sizeof(RankWords);
 }
 
-std::size_t SegmentLayout::slot_offset(int parity, int rank) const {
-  return slots_offset_ + static_cast<std::size_t>(parity * n_ranks_ + rank) * slot_bytes_;
+std::size_t SegmentLayout::deposits_offset(int rank) const {
+  return deposits_offset_ + static_cast<std::size_t>(rank) * deposit_bytes_;
 }
 
-std::size_t SegmentLayout::buffer_offset(int rank, int parity) const {
-  return buffers_offset_ +
-         static_cast<std::size_t>(2 * rank + parity) * round_up(buffer_bytes_, kPageBytes);
+std::size_t SegmentLayout::data_offset(int rank) const {
+  return data_offset_ + static_cast<std::size_t>(rank) * buffer_bytes_;
 }
 
 std::size_t SegmentLayout::ring_offset(int source, int destination) const {
@@ -85,9 +86,14 @@ void Segment::depart(int rank) {
 }
 
 void Segment::wake_all() {
+  for (const ClaimWords& claims : head().claims) {
+    futex_wake_all(claims.done.value);
+  }
   for (int rank = 0; rank < layout_.n_ranks(); ++rank) {
     RankWords& watched = words(rank);
-    futex_wake_all(watched.step);
+    for (const CounterWord& counter : watched.counters) {
+      futex_wake_all(counter.value);
+    }
     // Sleepers on a doorbell compare its value, so it has to change for a late sleeper to notice.
     watched.doorbell.fetch_add(1, std::memory_order_seq_cst);
     futex_wake_all(watched.doorbell);

@@ -2,7 +2,7 @@
 //
 // What ranks wait for are 32-bit counters that grow and wrap: futex words. The order of
 // memory:
-//   SegmentHead | RankWords[n] | arrival slots [2][n] | data buffers [n][2] | rings [n][n]
+//   SegmentHead | RankWords[n] | deposit rings [n] | data rings [n] | message rings [n][n]
 #pragma once
 
 #include <atomic>
@@ -18,21 +18,41 @@ namespace horon {
 inline constexpr std::size_t kCacheLineBytes = 64;
 inline constexpr std::size_t kPoisonTextBytes = 1000;
 
-// Why the group ended, written once by the first rank that gives up.
+struct CounterWord {
+  alignas(kCacheLineBytes) std::atomic<std::uint32_t> value;
+  std::atomic<std::uint32_t> waiters;  // how many sleep on `value`
+};
+
+// See Note [Claiming] in claims.h. Both hold a round's number and how far it is.
+struct ClaimWords {
+  alignas(kCacheLineBytes) std::atomic<std::uint32_t> claimed;
+  CounterWord done;
+};
+
+// What belongs to no rank. Why the group ended is written once, by the first that gives up.
 struct SegmentHead {
   std::uint64_t nonce;
   // 0: healthy. 1: somebody is writing the text. 2: poisoned, text is valid.
   alignas(kCacheLineBytes) std::atomic<std::uint32_t> poison;
   std::uint64_t poisoned_sequence;  // the first operation that fails
   char poison_text[kPoisonTextBytes];
+  ClaimWords claims[2];
 };
+
+// What a rank counts and others wait for: see StepBoard.
+enum class Counter : std::uint8_t {
+  kArrived,   // operations that this rank has arrived at
+  kStep,      // steps of large operations that it has finished
+  kFinished,  // operations that it is done with: what was deposited for them may be overwritten
+};
+inline constexpr int kCounters = 3;
 
 // The words that one rank writes and the others watch.
 struct RankWords {
-  // Number of steps this rank has finished. A step is the unit of synchronisation: see StepBoard.
-  alignas(kCacheLineBytes) std::atomic<std::uint32_t> step;
-  std::atomic<std::uint32_t> step_waiters;  // how many sleep on `step`
-  std::atomic<std::uint32_t> departed;      // 1: said goodbye and will take no further step
+  CounterWord counters[kCounters];
+  CounterWord& counter(Counter which) { return counters[static_cast<int>(which)]; }
+  // 1: said goodbye and will take no further step.
+  alignas(kCacheLineBytes) std::atomic<std::uint32_t> departed;
   // Rung when there may be something new in a ring to or from this rank.
   alignas(kCacheLineBytes) std::atomic<std::uint32_t> doorbell;
   std::atomic<std::uint32_t> doorbell_waiters;
@@ -51,6 +71,7 @@ class SegmentLayout {
 
   int n_ranks() const { return n_ranks_; }
   std::size_t inline_bytes() const { return inline_bytes_; }
+  std::size_t deposit_bytes() const { return deposit_bytes_; }
   std::size_t buffer_bytes() const { return buffer_bytes_; }
   std::size_t ring_bytes() const { return ring_bytes_; }
   // What a group will surely touch; rings are touched pair by pair, when a pair talks.
@@ -58,8 +79,8 @@ class SegmentLayout {
   std::size_t total_bytes() const { return total_bytes_; }
 
   std::size_t words_offset(int rank) const;
-  std::size_t slot_offset(int parity, int rank) const;
-  std::size_t buffer_offset(int rank, int parity) const;
+  std::size_t deposits_offset(int rank) const;
+  std::size_t data_offset(int rank) const;
   std::size_t ring_offset(int source, int destination) const;
 
  private:
@@ -67,9 +88,9 @@ class SegmentLayout {
   std::size_t inline_bytes_;
   std::size_t buffer_bytes_;
   std::size_t ring_bytes_;
-  std::size_t slot_bytes_;
-  std::size_t slots_offset_;
-  std::size_t buffers_offset_;
+  std::size_t deposit_bytes_;
+  std::size_t deposits_offset_;
+  std::size_t data_offset_;
   std::size_t rings_offset_;
   std::size_t total_bytes_;
 };
@@ -83,12 +104,10 @@ class Segment {
   const SegmentLayout& layout() const { return layout_; }
   SegmentHead& head() const { return *at<SegmentHead>(0); }
   RankWords& words(int rank) const { return *at<RankWords>(layout_.words_offset(rank)); }
-  std::byte* slot(int parity, int rank) const {
-    return mapping_.data() + layout_.slot_offset(parity, rank);
-  }
-  std::byte* buffer(int rank, int parity) const {
-    return mapping_.data() + layout_.buffer_offset(rank, parity);
-  }
+  // The ring of what this rank deposits: deposit_bytes() long.
+  std::byte* deposits(int rank) const { return mapping_.data() + layout_.deposits_offset(rank); }
+  // The ring that this rank's large messages pass through: buffer_bytes() long; see DataRing.
+  std::byte* data(int rank) const { return mapping_.data() + layout_.data_offset(rank); }
   RingWords& ring_words(int source, int destination) const {
     return *at<RingWords>(layout_.ring_offset(source, destination));
   }

@@ -3,26 +3,31 @@
 #include "core/error.h"
 #include "core/monitored_barrier.h"
 #include "core/published_stream.h"
+#include "shm/arena_collectives.h"
 
 namespace horon {
 
-ShmTransport::ShmTransport(Segment* segment, const Peers* peers)
+ShmTransport::ShmTransport(Segment* segment, const Peers* peers, const GroupArenas* arenas)
     : segment_(segment),
       peers_(peers),
+      arenas_(arenas),
       rank_(peers->rank),
       n_ranks_(peers->n_ranks()),
       board_(segment, peers),
-      headers_(static_cast<std::size_t>(peers->n_ranks())) {}
+      deposits_(segment, &board_, &store_, peers->rank),
+      claims_(segment, &board_),
+      ring_(segment->layout().buffer_bytes()) {}
 
-void ShmTransport::run(const Request& request, const WaitContext& context) {
+// Runs `operation`, whose errors but a mismatch end the group.
+template <typename Operation>
+void ShmTransport::run_guarded(const Request& request, const WaitContext& context,
+                               const Operation& operation) {
   if (!ended_.empty()) {
     throw GroupError(concat(name(request.kind), ": the group has ended: ", ended_));
   }
   try {
-    run_steps(request, context);
-    finished_.store(sequence_, std::memory_order_relaxed);
+    operation();
   } catch (const MismatchError&) {
-    finished_.store(sequence_, std::memory_order_relaxed);
     throw;  // agreed on by all ranks: the group goes on
   } catch (const TimeoutError& error) {
     if (request.kind == OpKind::kMonitoredBarrier && rank_ == 0) {
@@ -34,19 +39,91 @@ void ShmTransport::run(const Request& request, const WaitContext& context) {
   } catch (const GroupError& error) {
     end_group(request, error.what());
   } catch (...) {  // check_interrupt's own exception: passed on as it is
-    ended_ =
-        concat("rank ", rank_, " was interrupted in ", name(request.kind), " #", sequence_ - 1);
-    segment_->poison(sequence_ - 1, ended_);
+    quarantine(request);
+    ended_ = concat("rank ", rank_, " was interrupted in ", name(request.kind), " #",
+                    deposits_.current());
+    segment_->poison(deposits_.current(), ended_);
     throw;
   }
 }
 
+void ShmTransport::run(const Request& request, const WaitContext& context) {
+  run_guarded(request, context, [&] {
+    deposits_.await_room(context);
+    const std::uint64_t offset = arena_offset(request);
+    shows_arena_ = offset < kSeesNoArenas;
+    if (may_copy_first(request, offset)) {
+      peers_->is_crowded ? copy_in_first_piece(request) : copy_in_first_slices(request);
+    }
+    deposits_.deposit(request, offset);
+    complete_current(request, context);
+  });
+}
+
+bool ShmTransport::start(const Request& request) {
+  const auto longest = longest_stream(request, n_ranks_);
+  lacks_room_ = false;
+  if (!ended_.empty() || !request.refusal.empty() || !longest ||
+      *longest > segment_->layout().inline_bytes() || pending_writes_.overlaps_inputs(request)) {
+    return false;
+  }
+  lacks_room_ = !deposits_.has_room_to_start(*longest);
+  if (lacks_room_) {
+    wanted_bytes_ = *longest;
+    return false;
+  }
+  const bool sees_arenas = arenas_ != nullptr && arenas_->is_usable();
+  deposits_.deposit(request, sees_arenas ? kNotInArena : kSeesNoArenas, *longest);
+  pending_writes_.push(request);
+  return true;
+}
+
+bool ShmTransport::is_ready() {
+  return !ended_.empty() || deposits_.have_all_arrived() ||
+         segment_->is_poisoned(deposits_.current()) || deposits_.arrivals_would_fail();
+}
+
+bool ShmTransport::await_start() {
+  if (!ended_.empty() || !lacks_room_) {
+    return false;
+  }
+  if (deposits_.has_room_to_start(wanted_bytes_)) {
+    return true;
+  }
+  const bool may_finish_own = deposits_.current() < deposits_.next();
+  may_finish_own ? deposits_.await_arrivals_briefly() : deposits_.await_room_briefly();
+  return true;
+}
+
+void ShmTransport::complete(const Request& request, const WaitContext& context) {
+  pending_writes_.pop();
+  shows_arena_ = false;
+  run_guarded(request, context, [&] { complete_current(request, context); });
+}
+
+std::uint64_t ShmTransport::arena_offset(const Request& request) const {
+  if (arenas_ == nullptr) {
+    return kSeesNoArenas;
+  }
+  // Small messages travel with the header. Looked up at every call: tensors come and go.
+  const bool is_inline = request.refusal.empty() && published_bytes(request, rank_, n_ranks_) <=
+                                                        segment_->layout().inline_bytes();
+  return is_inline && arenas_->is_usable() ? kNotInArena
+                                           : arena_offset_of(request, *arenas_, rank_);
+}
+
+void ShmTransport::quarantine(const Request& request) {
+  if (shows_arena_) {  // then others may have begun to use the tensors
+    quarantine_tensors(request, *arenas_);
+  }
+}
+
 void ShmTransport::end_group(const Request& request, const std::string& reason) {
-  const std::string where =
-      concat(name(request.kind), " #", sequence_ - 1, " on rank ", rank_, " (",
-             describe(headers_[static_cast<std::size_t>(rank_)], n_ranks_), ")");
+  quarantine(request);
+  const std::string where = concat(name(request.kind), " #", deposits_.current(), " on rank ",
+                                   rank_, " (", describe(request, n_ranks_), ")");
   ended_ = segment_->is_poisoned() ? reason : concat(where, ": ", reason);
-  segment_->poison(sequence_ - 1, ended_);
+  segment_->poison(deposits_.current(), ended_);
   if (request.kind == OpKind::kMonitoredBarrier && rank_ != 0) {
     throw GroupError(monitored_barrier_refused_text(rank_, reason));
   }
@@ -54,10 +131,25 @@ void ShmTransport::end_group(const Request& request, const std::string& reason) 
       concat(where, ": ", reason, ". The group can not be used any more; destroy it."));
 }
 
-void ShmTransport::run_steps(const Request& request, const WaitContext& context) {
-  arrive(request, context);
-  if (auto mismatch = find_mismatch(headers_)) {
+void ShmTransport::complete_current(const Request& request, const WaitContext& context) {
+  deposits_.await_all(context);
+  if (segment_->is_poisoned(deposits_.current())) {  // given up by somebody before we came
+    throw GroupError(segment_->poison_text());
+  }
+  const auto finish = [&] {
+    deposits_.finish();
+    finished_.store(deposits_.current(), std::memory_order_relaxed);
+  };
+  if (auto mismatch = find_mismatch(headers())) {
+    finish();
     throw MismatchError(*mismatch);
+  }
+  shows_arena_ = goes_through_arenas(headers());  // otherwise nobody touches the tensors
+  if (shows_arena_) {
+    run_in_arenas(request, headers(), *arenas_, rank_, factors().data(), store_);
+    step(context);
+    finish();
+    return;
   }
   switch (pattern(request.kind)) {
     case Pattern::kNone:
@@ -67,36 +159,30 @@ void ShmTransport::run_steps(const Request& request, const WaitContext& context)
       break;
     case Pattern::kReduceToAll:
     case Pattern::kReduceToRoot:
-      all_inline() ? reduce_inline(request) : reduce_pieces(request, context);
+      all_inline() ? reduce_inline(request) : reduce_large(request, context);
       break;
     case Pattern::kReduceScatter:
       all_inline() ? reduce_scatter_inline(request) : reduce_scatter(request, context);
       break;
   }
+  finish();
 }
 
-void ShmTransport::arrive(const Request& request, const WaitContext& context) {
-  // Slots alternate: the slot written now was last read two operations ago, and everybody has
-  // arrived at the operation between since then.
-  const int slot_parity = static_cast<int>(sequence_ % 2);
-  std::byte* slot = segment_->slot(slot_parity, rank_);
-  Header header = make_header(request, sequence_, rank_, n_ranks_);
-  header.is_inline =
-      header.is_refused == 0 && header.published_bytes <= segment_->layout().inline_bytes() ? 1 : 0;
-  write_header(slot, header, request, n_ranks_);
-  if (header.is_inline != 0) {
-    copy_from_stream(stream_pieces(request, rank_, n_ranks_), 0, header.published_bytes,
-                     slot + header_bytes(n_ranks_));
+bool ShmTransport::may_copy_first(const Request& request, std::uint64_t arena_offset) const {
+  return arena_offset >= kSeesNoArenas && request.refusal.empty() &&
+         (pattern(request.kind) == Pattern::kReduceToAll ||
+          pattern(request.kind) == Pattern::kReduceToRoot) &&
+         request.inputs[0].bytes > segment_->layout().inline_bytes();
+}
+
+void ShmTransport::reduce_large(const Request& request, const WaitContext& context) {
+  // Known to all ranks from the headers: has every rank brought its first piece already?
+  bool is_first_copied = true;
+  for (const HeaderView& view : headers()) {
+    is_first_copied = is_first_copied && view.header->arena_offset >= kSeesNoArenas;
   }
-  for (int peer = 0; peer < n_ranks_; ++peer) {
-    headers_[static_cast<std::size_t>(peer)] =
-        read_header(segment_->slot(slot_parity, peer), n_ranks_);
-  }
-  ++sequence_;
-  step(context);
-  if (segment_->is_poisoned(header.sequence)) {  // somebody gave this operation up before we came
-    throw GroupError(segment_->poison_text());
-  }
+  peers_->is_crowded ? reduce_claimed(request, is_first_copied, context)
+                     : reduce_owned(request, is_first_copied, context);
 }
 
 void ShmTransport::step(const WaitContext& context) {
@@ -105,7 +191,7 @@ void ShmTransport::step(const WaitContext& context) {
 }
 
 bool ShmTransport::all_inline() const {
-  for (const HeaderView& view : headers_) {
+  for (const HeaderView& view : headers()) {
     if (view.header->is_inline == 0) {
       return false;
     }

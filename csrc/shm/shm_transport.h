@@ -1,10 +1,4 @@
 // Collectives between ranks that share memory.
-//
-// Note [Rounds]
-// Large messages pass through each rank's two data buffers, piece by piece, alternately. A buffer
-// is written before a step and read by others after it; it is written again two rounds later, and
-// by then everybody has finished the step of the round between, which comes after their reading. So
-// a round needs no exit barrier, and operations follow each other without one.
 #pragma once
 
 #include <atomic>
@@ -13,46 +7,75 @@
 #include <vector>
 
 #include "core/header.h"
+#include "core/pending_writes.h"
 #include "core/transport.h"
+#include "shm/claims.h"
+#include "shm/data_ring.h"
+#include "shm/deposits.h"
+#include "shm/group_arenas.h"
+#include "shm/shared_store.h"
 #include "shm/step_board.h"
 
 namespace horon {
 
 class ShmTransport final : public Transport {
  public:
-  // Ownership: `segment` and `peers` outlive the transport.
-  ShmTransport(Segment* segment, const Peers* peers);
+  // Ownership: what is pointed to outlives the transport. Without arenas everything goes through
+  // the segment.
+  ShmTransport(Segment* segment, const Peers* peers, const GroupArenas* arenas = nullptr);
 
   void run(const Request& request, const WaitContext& context) override;
+  bool start(const Request& request) override;
+  bool is_ready() override;
+  bool await_start() override;
+  void complete(const Request& request, const WaitContext& context) override;
   void abort(const std::string& reason) override;
   void depart() override;
 
  private:
-  void run_steps(const Request& request, const WaitContext& context);
-  void arrive(const Request& request, const WaitContext& context);
+  template <typename Operation>
+  void run_guarded(const Request& request, const WaitContext& context, const Operation& operation);
+  void complete_current(const Request& request, const WaitContext& context);
   void step(const WaitContext& context);
+  const std::vector<HeaderView>& headers() const { return deposits_.headers(); }
   bool all_inline() const;
   [[noreturn]] void end_group(const Request& request, const std::string& reason);
+  // Where in this process's arena the data of an operation lies, for its header.
+  std::uint64_t arena_offset(const Request& request) const;
+  void quarantine(const Request& request);
 
   void exchange(const Request& request, const WaitContext& context);
   void exchange_inline(const Request& request);
-  void reduce_pieces(const Request& request, const WaitContext& context);
+  // Large reductions; the first piece may have been copied in before the arrival.
+  class OwnedSlices;
+  bool may_copy_first(const Request& request, std::uint64_t arena_offset) const;
+  void copy_in_first_slices(const Request& request);
+  void reduce_owned(const Request& request, bool is_first_copied, const WaitContext& context);
+  void copy_in_first_piece(const Request& request);
+  void reduce_claimed(const Request& request, bool is_first_copied, const WaitContext& context);
+  void reduce_large(const Request& request, const WaitContext& context);
   void reduce_inline(const Request& request);
   void reduce_scatter(const Request& request, const WaitContext& context);
   void reduce_scatter_inline(const Request& request);
-  std::vector<double> factors() const;
+  InlineVector<double, 8> factors() const;
 
   Segment* const segment_;
   const Peers* const peers_;
+  const GroupArenas* const arenas_;  // null: none
   const int rank_;
   const int n_ranks_;
   StepBoard board_;
-  std::uint64_t sequence_ = 0;
+  SharedStore store_;
+  Deposits deposits_;
+  PendingWrites pending_writes_;
+  Claims claims_;
   // Operations that this rank has done its part of; read by abort() from other threads.
   std::atomic<std::uint64_t> finished_{0};
-  int parity_ = 0;                   // of the next round
-  std::vector<HeaderView> headers_;  // of the running operation
-  std::string ended_;                // not empty: why nothing runs any more
+  DataRing ring_;
+  std::string ended_;               // not empty: why nothing runs any more
+  bool lacks_room_ = false;         // why start() said no
+  std::uint64_t wanted_bytes_ = 0;  // and for what it lacked room
+  bool shows_arena_ = false;        // peers may use this rank's tensors of the running operation
 };
 
 }  // namespace horon

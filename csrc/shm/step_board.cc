@@ -16,82 +16,173 @@ constexpr std::chrono::milliseconds kLookAround{50};
 
 StepBoard::StepBoard(Segment* segment, const Peers* peers) : segment_(segment), peers_(peers) {}
 
-void StepBoard::finish_step() {
-  ++step_;
-  RankWords& own = segment_->words(peers_->rank);
-  // seq_cst on both: either the sleeper's re-check sees this step, or we see that it sleeps.
-  own.step.store(step_, std::memory_order_seq_cst);
-  if (own.step_waiters.load(std::memory_order_seq_cst) != 0) {
-    futex_wake_all(own.step);
+void StepBoard::advance(Counter counter) {
+  const std::uint32_t reached = ++own_[static_cast<int>(counter)];
+  CounterWord& own = word(peers_->rank, counter);
+  // seq_cst on both: either the sleeper's re-check sees this value, or we see that it sleeps.
+  own.value.store(reached, std::memory_order_seq_cst);
+  if (own.waiters.load(std::memory_order_seq_cst) != 0) {
+    futex_wake_all(own.value);
   }
 }
 
-bool StepBoard::has_arrived(int peer) const {
-  // Acquire: what the peer wrote before its step is visible. Signed difference: the counter wraps.
-  const std::uint32_t reached = segment_->words(peer).step.load(std::memory_order_acquire);
-  return static_cast<std::int32_t>(reached - step_) >= 0;
+bool StepBoard::has_reached(int peer, Counter counter, std::uint32_t target) const {
+  // Acquire: what the peer wrote before it got there is visible. Signed: the counters wrap.
+  const std::uint32_t reached = word(peer, counter).value.load(std::memory_order_acquire);
+  return static_cast<std::int32_t>(reached - target) >= 0;
 }
 
-void StepBoard::await_all(const WaitContext& context) {
+bool StepBoard::have_all_reached(Counter counter, std::uint32_t target) const {
+  for (int peer = 0; peer < peers_->n_ranks(); ++peer) {
+    if (peer != peers_->rank && !has_reached(peer, counter, target)) {
+      return false;
+    }
+  }
+  return true;
+}
+
+bool StepBoard::await_briefly(Counter counter, std::uint32_t target) {
+  if (policy_.spin([&] { return have_all_reached(counter, target); })) {
+    return true;
+  }
+  for (int peer = 0; peer < peers_->n_ranks(); ++peer) {
+    if (peer != peers_->rank && !has_reached(peer, counter, target)) {
+      CounterWord& late = word(peer, counter);
+      late.waiters.fetch_add(1, std::memory_order_seq_cst);
+      const std::uint32_t seen = late.value.load(std::memory_order_seq_cst);
+      if (static_cast<std::int32_t>(seen - target) < 0) {
+        futex_wait(late.value, seen, std::chrono::milliseconds(1));
+      }
+      late.waiters.fetch_sub(1, std::memory_order_relaxed);
+      break;
+    }
+  }
+  return have_all_reached(counter, target);
+}
+
+bool StepBoard::would_fail(Counter counter, std::uint32_t target) {
+  const Clock::time_point now = Clock::now();
+  if (now < next_look_) {
+    return false;
+  }
+  next_look_ = now + kLookAround;
+  awaited_ = counter;
+  target_ = target;
+  try {
+    check_health();
+  } catch (const GroupError&) {
+    return !missing_ranks().empty();
+  }
+  return false;
+}
+
+void StepBoard::await_all(Counter counter, std::uint32_t target, const WaitContext& context) {
+  awaited_ = counter;
+  target_ = target;
   for (int offset = 1; offset < peers_->n_ranks(); ++offset) {
     const int peer = (peers_->rank + offset) % peers_->n_ranks();
-    if (!has_arrived(peer)) {
+    if (!has_reached(peer)) {
       await(peer, context);
     }
   }
 }
 
 void StepBoard::await(int peer, const WaitContext& context) {
-  RankWords& watched = segment_->words(peer);
-  const auto ready = [&] { return has_arrived(peer) || aborted_.load(std::memory_order_relaxed); };
-  policy_.spin(ready);
-  Clock::time_point next_interrupt_check = Clock::now() + kLookAround;
-  while (!has_arrived(peer)) {
-    check_health(peer, context);
-    watched.step_waiters.fetch_add(1, std::memory_order_seq_cst);
-    const std::uint32_t seen = watched.step.load(std::memory_order_seq_cst);
-    if (static_cast<std::int32_t>(seen - step_) < 0) {
+  const auto ready = [&] { return has_reached(peer); };
+  const auto check = [&] {
+    check_health();
+    if (context.deadline.has_passed() && !has_reached(peer)) {
+      throw TimeoutError(concat("Timed out waiting ", context.deadline.timeout().count(), "ms for ",
+                                name_ranks(missing_ranks())));
+    }
+  };
+  sleep_until(word(peer, awaited_), ready, check, context);
+}
+
+void StepBoard::await_value(CounterWord& word, std::uint32_t value, const WaitContext& context) {
+  // Acquire: what the ranks wrote before they moved the word on is visible.
+  const auto ready = [&] { return word.value.load(std::memory_order_acquire) == value; };
+  const auto check = [&] {
+    check_ended();
+    for (int peer = 0; peer < peers_->n_ranks(); ++peer) {
+      // Whether it is this one that others wait for is not known; it might be.
+      if (has_ended(peers_->peers[static_cast<std::size_t>(peer)].liveness_fd.get()) && !ready()) {
+        throw PeerLostError(concat(peers_->describe(peer), " died (killed or crashed)"));
+      }
+    }
+    if (context.deadline.has_passed() && !ready()) {
+      throw TimeoutError(concat("Timed out waiting ", context.deadline.timeout().count(),
+                                "ms for a part of the work that another rank had taken"));
+    }
+  };
+  sleep_until(word, ready, check, context);
+}
+
+void StepBoard::wake(CounterWord& word) {
+  // As in advance(): a sleeper counts itself before it looks again.
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  if (word.waiters.load(std::memory_order_seq_cst) != 0) {
+    futex_wake_all(word.value);
+  }
+}
+
+template <typename Ready, typename Check>
+void StepBoard::sleep_until(CounterWord& word, const Ready& ready, const Check& check,
+                            const WaitContext& context) {
+  if (ready()) {
+    return;
+  }
+  policy_.spin([&] { return ready() || aborted_.load(std::memory_order_relaxed); });
+  Clock::time_point next_interrupt_check{};
+  while (!ready()) {
+    check();
+    word.waiters.fetch_add(1, std::memory_order_seq_cst);
+    const std::uint32_t seen = word.value.load(std::memory_order_seq_cst);
+    if (!ready()) {
       const auto limit = std::min<std::chrono::nanoseconds>(
           kLookAround, std::max<std::chrono::nanoseconds>(context.deadline.remaining(),
                                                           std::chrono::microseconds(1)));
-      futex_wait(watched.step, seen, limit);
+      futex_wait(word.value, seen, limit);
     }
-    watched.step_waiters.fetch_sub(1, std::memory_order_relaxed);
-    if (context.check_interrupt != nullptr && Clock::now() >= next_interrupt_check) {
+    word.waiters.fetch_sub(1, std::memory_order_relaxed);
+    const Clock::time_point now = Clock::now();
+    if (next_interrupt_check == Clock::time_point{}) {
+      next_interrupt_check = now + kLookAround;
+    } else if (context.check_interrupt != nullptr && now >= next_interrupt_check) {
       (*context.check_interrupt)();
       next_interrupt_check = Clock::now() + kLookAround;
     }
   }
 }
 
-void StepBoard::check_health(int peer, const WaitContext& context) const {
+void StepBoard::check_ended() const {
   if (aborted_.load(std::memory_order_acquire)) {
     throw GroupError(abort_reason_);
   }
   if (segment_->is_poisoned()) {
     throw GroupError(segment_->poison_text());
   }
+}
+
+void StepBoard::check_health() const {
+  check_ended();
   // All of the missing, not only the one waited for: a death is news even while another is late.
   for (const int missing : missing_ranks()) {
     const bool departed = segment_->words(missing).departed.load(std::memory_order_acquire) != 0;
     const bool ended =
         !departed && has_ended(peers_->peers[static_cast<std::size_t>(missing)].liveness_fd.get());
-    if ((departed || ended) && !has_arrived(missing)) {
+    if ((departed || ended) && !has_reached(missing)) {
       throw PeerLostError(
           concat(peers_->describe(missing), departed ? " left the group (destroyed it or exited)"
                                                      : " died (killed or crashed)"));
     }
-  }
-  if (context.deadline.has_passed() && !has_arrived(peer)) {
-    throw TimeoutError(concat("Timed out waiting ", context.deadline.timeout().count(), "ms for ",
-                              name_ranks(missing_ranks())));
   }
 }
 
 std::vector<int> StepBoard::missing_ranks() const {
   std::vector<int> missing;
   for (int peer = 0; peer < peers_->n_ranks(); ++peer) {
-    if (peer != peers_->rank && !has_arrived(peer)) {
+    if (peer != peers_->rank && !has_reached(peer)) {
       missing.push_back(peer);
     }
   }

@@ -1,10 +1,11 @@
-// Step counters: how ranks of a group on one host wait for each other.
+// Counters by which the ranks of a group on one host wait for each other.
 //
 // Note [Steps]
-// Each rank owns a counter of the steps it has finished. Everything a collective does is a fixed
-// number of steps, decided alike on all ranks from the headers, so the counters never drift apart.
-// finish_step() publishes what this rank wrote; await_all() waits until everybody has finished as
-// many. A rank that is gone is only an error for whoever needs a step that it did not finish.
+// Each rank owns a few counters that only grow; everybody else only reads them. Everything a
+// collective does is a number of steps that follows from the headers, decided alike on all ranks,
+// so the counters never drift apart. advance() publishes what this rank wrote; await_all() waits
+// until everybody has come as far. A rank that is gone is only an error for whoever needs a step
+// that it did not take.
 #pragma once
 
 #include <atomic>
@@ -20,21 +21,45 @@
 
 namespace horon {
 
-// Thread safety: finish_step and await_all belong to one thread at a time; abort may come from any.
+// Thread safety: advance and await_all belong to one thread at a time; abort may come from any.
 // Ownership: views of a segment and of peers that outlive it.
 class StepBoard {
  public:
   StepBoard(Segment* segment, const Peers* peers);
 
-  // Publishes everything written so far and wakes who waits for it.
-  void finish_step();
+  // How far this rank is.
+  std::uint32_t own(Counter counter) const { return own_[static_cast<int>(counter)]; }
 
-  // Waits until every rank has finished as many steps as this one.
+  // Adds one to this rank's counter: publishes everything written so far and wakes who waits.
+  void advance(Counter counter);
+
+  // Whether every rank's counter has reached `target`. Does not wait.
+  bool have_all_reached(Counter counter, std::uint32_t target) const;
+
+  // Waits for at most about a millisecond; true when all have reached `target`.
+  bool await_briefly(Counter counter, std::uint32_t target);
+
+  // Whether a wait for `target` would throw, other than for its deadline. Looks now and then, as a
+  // sleeping rank does, and says false in between.
+  bool would_fail(Counter counter, std::uint32_t target);
+
+  // Waits until every rank's counter has reached `target`.
   // Throws TimeoutError (naming the missing ranks), PeerLostError, GroupError after an abort or
   // when another rank ended the group, and whatever check_interrupt throws.
-  void await_all(const WaitContext& context);
+  void await_all(Counter counter, std::uint32_t target, const WaitContext& context);
 
-  // Ranks that have not finished as many steps as this one. For messages.
+  // Waits until a word that several ranks move on has a value; who moves it calls wake().
+  // Throws as await_all, but can not name who is late.
+  void await_value(CounterWord& word, std::uint32_t value, const WaitContext& context);
+  void wake(CounterWord& word);
+
+  // The usual step: advance, then wait for the others to do the same.
+  void finish_step() { advance(Counter::kStep); }
+  void await_all(const WaitContext& context) {
+    await_all(Counter::kStep, own(Counter::kStep), context);
+  }
+
+  // Ranks that have not reached what was waited for last. For messages.
   std::vector<int> missing_ranks() const;
 
   // Makes waits in this process throw GroupError(reason).
@@ -42,13 +67,24 @@ class StepBoard {
 
  private:
   void await(int peer, const WaitContext& context);
-  bool has_arrived(int peer) const;
-  void check_health(int peer, const WaitContext& context) const;
+  bool has_reached(int peer) const { return has_reached(peer, awaited_, target_); }
+  bool has_reached(int peer, Counter counter, std::uint32_t target) const;
+  template <typename Ready, typename Check>
+  void sleep_until(CounterWord& word, const Ready& ready, const Check& check,
+                   const WaitContext& context);
+  void check_ended() const;
+  void check_health() const;
+  CounterWord& word(int rank, Counter counter) const {
+    return segment_->words(rank).counter(counter);
+  }
 
   Segment* const segment_;
   const Peers* const peers_;
   WaitPolicy policy_;
-  std::uint32_t step_ = 0;
+  std::uint32_t own_[kCounters] = {};
+  Counter awaited_ = Counter::kStep;  // what is waited for, or was last
+  std::uint32_t target_ = 0;
+  Clock::time_point next_look_{};      // of would_fail()
   std::atomic<bool> aborting_{false};  // whoever sets it writes the reason
   std::atomic<bool> aborted_{false};
   std::string abort_reason_;  // written before aborted_ is set, never after

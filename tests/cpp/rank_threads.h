@@ -193,12 +193,16 @@ inline GroupIdentity identity_of(int rank, int n_ranks) {
 // n ranks that met through rendezvous() and share a segment.
 class LocalGroup {
  public:
-  explicit LocalGroup(int n_ranks, const Options& options = small_options())
+  // `access`: by rank, if the ranks shall have arenas.
+  explicit LocalGroup(int n_ranks, const Options& options = small_options(),
+                      std::vector<ArenaAccess> access = {})
       : groups_(static_cast<std::size_t>(n_ranks)), life_ends_(static_cast<std::size_t>(n_ranks)) {
+    access.resize(static_cast<std::size_t>(n_ranks));
     MemoryStore store;
     const Errors errors = run_ranks(n_ranks, [&](int rank) {
       groups_[static_cast<std::size_t>(rank)] =
-          rendezvous(store, identity_of(rank, n_ranks), options, patient());
+          rendezvous(store, identity_of(rank, n_ranks), options, patient(),
+                     access[static_cast<std::size_t>(rank)]);
       expect(groups_[static_cast<std::size_t>(rank)] != nullptr, "the ranks share no memory");
     });
     require_no_errors(errors);
@@ -208,6 +212,9 @@ class LocalGroup {
   // they touch the same memory.
   Segment* segment(int rank) const {
     return &groups_[kHasThreadSanitizer ? 0 : static_cast<std::size_t>(rank)]->segment;
+  }
+  const GroupArenas* arenas(int rank) const {
+    return &groups_[static_cast<std::size_t>(rank)]->arenas;
   }
   const Peers* peers(int rank) const { return &groups_[static_cast<std::size_t>(rank)]->peers; }
 

@@ -280,7 +280,7 @@ TEST_CASE("a header is read back as it was written") {
     REQUIRE(view.header->is_refused == 0);
     REQUIRE(std::equal(request.send_counts.begin(), request.send_counts.end(), view.send_counts));
     REQUIRE(std::equal(request.recv_counts.begin(), request.recv_counts.end(), view.recv_counts));
-    REQUIRE(view.inline_data == bytes + header_bytes(n));
+    REQUIRE(view.inline_data == bytes + header_bytes(*view.header, n));
   }
 }
 

@@ -16,7 +16,7 @@ class Environment {
  public:
   explicit Environment(const std::map<std::string, std::string>& values) {
     for (const char* variable : {"HORON_INLINE_BYTES", "HORON_BUFFER_BYTES", "HORON_RING_BYTES",
-                                 "HORON_EAGER_BYTES", "HORON_HOST_ID"}) {
+                                 "HORON_EAGER_BYTES", "HORON_HOST_ID", "HORON_ARENA_BYTES"}) {
       if (const char* value = std::getenv(variable)) {
         before_[variable] = value;
       }
@@ -91,6 +91,23 @@ TEST_CASE("values that make no sense are refused by name") {
     const std::exception_ptr error = error_of([] { Options::from_environment(); });
     REQUIRE(threw<UsageError>(error));
     REQUIRE(contains(text_of(error), row.named));
+  }
+}
+
+TEST_CASE("the arena's size comes from the environment") {
+  const Environment empty({});
+  REQUIRE_FALSE(arena_bytes_from_environment());
+  for (const std::size_t bytes : {std::size_t{0}, std::size_t{1}, std::size_t{1} << 46}) {
+    const Environment environment(
+        std::map<std::string, std::string>{{"HORON_ARENA_BYTES", std::to_string(bytes)}});
+    REQUIRE(arena_bytes_from_environment() == bytes);
+  }
+  for (const char* value : {"all", "-1", "1g", "70368744177665"}) {
+    const Environment environment(std::map<std::string, std::string>{{"HORON_ARENA_BYTES", value}});
+    const std::exception_ptr error = error_of([] { arena_bytes_from_environment(); });
+    INFO(value);
+    REQUIRE(threw<UsageError>(error));
+    REQUIRE(contains(text_of(error), "HORON_ARENA_BYTES"));
   }
 }
 

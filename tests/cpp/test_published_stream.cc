@@ -57,7 +57,7 @@ struct Exchange {
   }
 };
 
-Bytes whole_stream(const std::vector<ConstSpan>& pieces) {
+Bytes whole_stream(const PerRank<ConstSpan>& pieces) {
   Bytes stream;
   for (const ConstSpan& piece : pieces) {
     stream.insert(stream.end(), piece.data, piece.data + piece.bytes);
@@ -115,7 +115,7 @@ TEST_CASE("reductions publish their one input, barriers nothing") {
   for (const OpKind kind : {OpKind::kAllReduce, OpKind::kAllReduceCoalesced, OpKind::kReduce}) {
     request.kind = kind;
     REQUIRE(published_bytes(request, 1, 3) == sizeof memory);
-    REQUIRE(stream_pieces(request, 1, 3).at(0).data == memory);
+    REQUIRE(stream_pieces(request, 1, 3)[0].data == memory);
   }
   request.kind = OpKind::kBarrier;
   REQUIRE(published_bytes(request, 1, 3) == 0);
@@ -126,8 +126,8 @@ TEST_CASE("copy_from_stream copies any part of a stream") {
   const Bytes a = Exchange::random_bytes(5, random);
   const Bytes b = Exchange::random_bytes(11, random);
   const Bytes c = Exchange::random_bytes(1, random);
-  const std::vector<ConstSpan> pieces = {{a.data(), a.size()}, {nullptr, 0}, {b.data(), b.size()},
-                                         {nullptr, 0},         {nullptr, 0}, {c.data(), c.size()}};
+  const PerRank<ConstSpan> pieces = {{a.data(), a.size()}, {nullptr, 0}, {b.data(), b.size()},
+                                     {nullptr, 0},         {nullptr, 0}, {c.data(), c.size()}};
   const Bytes stream = whole_stream(pieces);
   for (std::size_t offset = 0; offset <= stream.size() + 2; ++offset) {
     for (std::size_t bytes = 0; bytes <= stream.size() + 2; ++bytes) {

@@ -15,12 +15,13 @@ using Groups = std::vector<std::unique_ptr<SharedGroup>>;
 void check_shared(const Groups& groups) {
   const int n = static_cast<int>(groups.size());
   for (int rank = 0; rank < n; ++rank) {
-    groups[static_cast<std::size_t>(rank)]->segment.words(rank).step =
+    groups[static_cast<std::size_t>(rank)]->segment.words(rank).counter(Counter::kStep).value =
         static_cast<std::uint32_t>(rank + 10);
   }
   for (const auto& group : groups) {
     for (int rank = 0; rank < n; ++rank) {
-      REQUIRE(group->segment.words(rank).step == static_cast<std::uint32_t>(rank + 10));
+      REQUIRE(group->segment.words(rank).counter(Counter::kStep).value ==
+              static_cast<std::uint32_t>(rank + 10));
       const Peer& peer = group->peers.peers[static_cast<std::size_t>(rank)];
       REQUIRE(peer.pid == ::getpid());
       REQUIRE(peer.liveness_fd);
@@ -48,7 +49,8 @@ TEST_CASE("ranks meet, twice with the same store") {
     require_no_errors(errors);
     check_shared(first);
     for (const auto& group : second) {
-      REQUIRE(group->segment.words(0).step == 0);  // not the first group's memory
+      REQUIRE(group->segment.words(0).counter(Counter::kStep).value ==
+              0);  // not the first group's memory
     }
     check_shared(second);
   }

@@ -1,6 +1,10 @@
 #include "shm/segment.h"
 
+#include <fcntl.h>
+#include <sys/mman.h>
+
 #include <algorithm>
+#include <string>
 #include <thread>
 
 #include "catch.h"
@@ -25,12 +29,9 @@ std::vector<Region> regions_of(const SegmentLayout& layout) {
   for (int a = 0; a < n; ++a) {
     regions.push_back(
         {concat("words ", a), layout.words_offset(a), sizeof(RankWords), kCacheLineBytes});
-    for (int parity = 0; parity < 2; ++parity) {
-      regions.push_back({concat("slot ", parity, ' ', a), layout.slot_offset(parity, a),
-                         header_bytes(n) + layout.inline_bytes(), kCacheLineBytes});
-      regions.push_back({concat("buffer ", a, ' ', parity), layout.buffer_offset(a, parity),
-                         layout.buffer_bytes(), 4096});
-    }
+    regions.push_back(
+        {concat("deposits ", a), layout.deposits_offset(a), layout.deposit_bytes(), 4096});
+    regions.push_back({concat("data ", a), layout.data_offset(a), layout.buffer_bytes(), 4096});
     for (int b = 0; b < n; ++b) {
       regions.push_back({concat("ring ", a, ' ', b), layout.ring_offset(a, b),
                          sizeof(RingWords) + layout.ring_bytes(), 4096});
@@ -85,13 +86,25 @@ TEST_CASE("a new segment is zero, and the file can not be resized") {
   const Segment segment(Mapping(file.get(), layout.total_bytes()), layout);
   REQUIRE_FALSE(segment.is_poisoned());
   for (int rank = 0; rank < 2; ++rank) {
-    REQUIRE(segment.words(rank).step == 0);
+    REQUIRE(segment.words(rank).counter(Counter::kStep).value == 0);
     REQUIRE(segment.words(rank).departed == 0);
     REQUIRE(segment.ring_words(rank, 1 - rank).written == 0);
   }
   const Segment other(Mapping(file.get(), layout.total_bytes()), layout);
-  segment.words(1).step = 7;
-  REQUIRE(other.words(1).step == 7);  // one memory, two mappings
+  segment.words(1).counter(Counter::kStep).value = 7;
+  REQUIRE(other.words(1).counter(Counter::kStep).value == 7);  // one memory, two mappings
+}
+
+TEST_CASE("a file that could still shrink is refused, one that can not be sealed at all is not") {
+  const UniqueFd unsealed(::memfd_create("test", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  REQUIRE(::ftruncate(unsealed.get(), 4096) == 0);
+  REQUIRE_THROWS_AS(check_shared_file(unsealed.get(), 4096), Error);
+  // What takes the place of a memfd where those are forbidden.
+  const std::string name = concat("/horon-test-", ::getpid());
+  const UniqueFd file(::shm_open(name.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
+  ::shm_unlink(name.c_str());
+  REQUIRE(::ftruncate(file.get(), 4096) == 0);
+  REQUIRE_NOTHROW(check_shared_file(file.get(), 4096));
 }
 
 TEST_CASE("the first poison wins, among many threads too") {

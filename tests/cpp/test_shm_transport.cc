@@ -29,6 +29,18 @@ Transports make_without_inline(int n_ranks) {
   return make_with(options, n_ranks);
 }
 
+Transports make_claiming(int n_ranks) {
+  Options options = small_options();
+  options.claiming = "on";
+  return make_with(options, n_ranks);
+}
+
+Transports make_not_claiming(int n_ranks) {
+  Options options = small_options();
+  options.claiming = "off";
+  return make_with(options, n_ranks);
+}
+
 Plan all_reduce_plan(int n_ranks, std::uint64_t count) {
   Plan plan;
   plan.kind = OpKind::kAllReduce;
@@ -41,6 +53,14 @@ Plan all_reduce_plan(int n_ranks, std::uint64_t count) {
 
 TEST_CASE("shm: all kinds, dtypes and sizes") { test_all_kinds(make); }
 TEST_CASE("shm: all dtypes and ops") { test_all_ops(make); }
+TEST_CASE("shm: all kinds, dtypes and sizes, claiming") { test_all_kinds(make_claiming); }
+TEST_CASE("shm: all dtypes and ops, claiming") { test_all_ops(make_claiming); }
+TEST_CASE("shm: all kinds, dtypes and sizes, not claiming") { test_all_kinds(make_not_claiming); }
+TEST_CASE("shm: all dtypes and ops, not claiming") { test_all_ops(make_not_claiming); }
+TEST_CASE("shm: mixed with mismatches, claiming") { test_mixed_with_mismatches(make_claiming); }
+TEST_CASE("shm: mixed with mismatches, not claiming") {
+  test_mixed_with_mismatches(make_not_claiming);
+}
 TEST_CASE("shm: a mismatch fails one call and the next works") { test_mixed_with_mismatches(make); }
 TEST_CASE("shm: the same without inline messages") {
   test_mixed_with_mismatches(make_without_inline);

@@ -27,8 +27,9 @@ TEST_CASE("after a step everybody sees what everybody wrote before it") {
       StepBoard board = board_of(group, rank);
       std::mt19937 random(static_cast<unsigned>(rank));
       for (int i = 0; i < n_steps; ++i) {
-        const int parity = i % 2;
-        auto* own = reinterpret_cast<std::uint64_t*>(group.segment(rank)->buffer(rank, parity));
+        const std::size_t parity = i % 2;
+        auto* own =
+            reinterpret_cast<std::uint64_t*>(group.segment(rank)->data(rank) + 2048 * parity);
         for (int word = 0; word < 16; ++word) {
           own[word] = static_cast<std::uint64_t>(i) * 1000 + static_cast<std::uint64_t>(rank);
         }
@@ -38,8 +39,8 @@ TEST_CASE("after a step everybody sees what everybody wrote before it") {
         board.finish_step();
         board.await_all(patient_context());
         for (int peer = 0; peer < n; ++peer) {
-          const auto* words =
-              reinterpret_cast<const std::uint64_t*>(group.segment(rank)->buffer(peer, parity));
+          const auto* words = reinterpret_cast<const std::uint64_t*>(
+              group.segment(rank)->data(peer) + 2048 * parity);
           for (int word = 0; word < 16; ++word) {
             const std::uint64_t expected =
                 static_cast<std::uint64_t>(i) * 1000 + static_cast<std::uint64_t>(peer);
@@ -58,9 +59,9 @@ TEST_CASE("steps go on when the counters wrap") {
   // A peer far ahead by less than half the range counts as arrived; one behind does not.
   StepBoard board = board_of(group, 0);
   board.finish_step();
-  group.segment(1)->words(1).step = 0x7fffffff;
+  group.segment(1)->words(1).counter(Counter::kStep).value = 0x7fffffff;
   REQUIRE(board.missing_ranks().empty());
-  group.segment(1)->words(1).step = 0xffffffff;
+  group.segment(1)->words(1).counter(Counter::kStep).value = 0xffffffff;
   REQUIRE(board.missing_ranks() == std::vector<int>{1});
 }
 
@@ -211,7 +212,34 @@ TEST_CASE("what check_interrupt throws comes out, and the next wait works") {
   };
   first.finish_step();
   REQUIRE_THROWS_AS(first.await_all(WaitContext{patient(), &interrupt}), Interrupted);
-  REQUIRE(group.segment(0)->words(1).step_waiters == 0);
+  REQUIRE(group.segment(0)->words(1).counter(Counter::kStep).waiters == 0);
   second.finish_step();
   REQUIRE_NOTHROW(first.await_all(patient_context()));
+}
+
+TEST_CASE("would_fail tells of a death, a departure and an end, not of a rank that is late") {
+  for (const std::string how : {"late", "dies", "leaves", "poisons", "is done"}) {
+    INFO(how);
+    LocalGroup group(2);
+    group.make_mortal();
+    StepBoard first = board_of(group, 0);
+    StepBoard second = board_of(group, 1);
+    REQUIRE_FALSE(first.would_fail(Counter::kArrived, 1));
+    if (how == "dies" || how == "is done") {
+      how == "dies" ? void() : second.advance(Counter::kArrived);
+      group.kill(1);
+    } else if (how == "leaves") {
+      group.segment(1)->depart(1);
+    } else if (how == "poisons") {
+      group.segment(1)->poison(0, "enough");
+    }
+    const bool expected = how == "dies" || how == "leaves" || how == "poisons";
+    // It does not look every time.
+    bool seen = false;
+    for (int i = 0; i < (expected ? 1000 : 20) && !seen; ++i) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+      seen = first.would_fail(Counter::kArrived, 1);
+    }
+    REQUIRE(seen == expected);
+  }
 }

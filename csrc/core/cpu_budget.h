@@ -1,0 +1,26 @@
+// Which CPUs processes may use, and how many they can keep busy together.
+#pragma once
+
+#include <string>
+#include <vector>
+
+namespace horon {
+
+struct CpuBudget {
+  std::vector<int> cpus;  // that this process may run on
+  double quota = 0;       // CPUs' worth of time that its cgroup may use; 0: no limit
+
+  // "0,1,5;1.5".
+  std::string encode() const;
+  // Throws Error for anything else.
+  static CpuBudget decode(const std::string& text);
+};
+
+// This process's; everything the machine has, where the system does not say.
+CpuBudget own_cpu_budget();
+
+// Pure. How many CPUs processes with these budgets can use at once. Quotas count as one and the
+// same, as they are for the processes of one container.
+double common_cpus(const std::vector<CpuBudget>& budgets);
+
+}  // namespace horon

@@ -1,0 +1,232 @@
+#include "shm/arena_collectives.h"
+
+#include <algorithm>
+#include <cstring>
+#include <optional>
+
+#include "core/published_stream.h"
+#include "reduce/reduce.h"
+#include "shm/segment.h"
+
+namespace horon {
+namespace {
+
+// Bytes that are reduced at a time. The result is still in the first-level cache when it is stored
+// into the other tensors.
+constexpr std::size_t kBlockBytes = 16384;
+
+bool is_reduction_of_whole_tensors(OpKind kind) {
+  const Pattern moves = pattern(kind);
+  return moves == Pattern::kReduceToAll || moves == Pattern::kReduceToRoot;
+}
+
+bool overlap(const ConstSpan& a, const Span& b) {
+  return a.bytes > 0 && b.bytes > 0 && a.data < b.data + b.bytes && b.data < a.data + a.bytes;
+}
+
+// The inputs as one piece of memory; nothing when they are not.
+std::optional<ConstSpan> contiguous_inputs(const Request& request) {
+  ConstSpan whole;
+  for (const ConstSpan& input : request.inputs) {
+    if (input.bytes == 0) {
+      continue;
+    }
+    if (whole.bytes == 0) {
+      whole = input;
+    } else if (has_shared_input(request.kind)) {
+      if (input.data != whole.data) {
+        return std::nullopt;
+      }
+    } else if (input.data == whole.data + whole.bytes) {
+      whole.bytes += input.bytes;
+    } else {
+      return std::nullopt;
+    }
+  }
+  return whole;
+}
+
+// Writing an output must not change what others still read. A rank's own part, in place, nobody
+// else reads.
+bool outputs_spare_inputs(const Request& request, const ConstSpan& inputs, int rank) {
+  const auto own = static_cast<std::size_t>(rank);
+  for (std::size_t i = 0; i < request.outputs.size(); ++i) {
+    const Span& output = request.outputs[i];
+    const bool is_own = pattern(request.kind) == Pattern::kReduceScatter || i == own;
+    const bool is_in_place = is_own && output.data == request.inputs[own].data &&
+                             output.bytes == request.inputs[own].bytes;
+    if (!is_in_place && overlap(inputs, output)) {
+      return false;
+    }
+  }
+  return true;
+}
+
+// Elements [begin, end) of `count` that one rank reduces: whole cache lines, as equal as can be.
+struct Slice {
+  std::uint64_t begin;
+  std::uint64_t end;
+};
+
+Slice slice_of(std::uint64_t count, std::size_t element_bytes, int rank, int n_ranks) {
+  const std::uint64_t line = kCacheLineBytes / element_bytes;
+  const auto n = static_cast<std::uint64_t>(n_ranks);
+  const auto r = static_cast<std::uint64_t>(rank);
+  const std::uint64_t per_rank = ((count + n - 1) / n + line - 1) / line * line;
+  return {std::min(count, r * per_rank), std::min(count, (r + 1) * per_rank)};
+}
+
+void reduce_whole_tensors(const Request& request, const std::vector<HeaderView>& headers,
+                          const GroupArenas& arenas, int rank, const double* factors,
+                          SharedStore& store) {
+  const int n_ranks = static_cast<int>(headers.size());
+  const std::size_t element = request.element_bytes;
+  const Slice slice = slice_of(request.count, element, rank, n_ranks);
+  std::vector<std::byte*> tensors;
+  for (int peer = 0; peer < n_ranks; ++peer) {
+    const Header& header = *headers[static_cast<std::size_t>(peer)].header;
+    tensors.push_back(arenas.at(peer, header.arena_offset, header.published_bytes) +
+                      slice.begin * element);
+  }
+  // The first one is reduced into, the others get copies.
+  std::vector<std::byte*> targets;
+  if (pattern(request.kind) == Pattern::kReduceToRoot) {
+    targets.push_back(tensors[static_cast<std::size_t>(request.root)]);
+  } else {
+    for (int offset = 0; offset < n_ranks; ++offset) {
+      targets.push_back(tensors[static_cast<std::size_t>((rank + offset) % n_ranks)]);
+    }
+  }
+  std::vector<const void*> sources(tensors.size());
+  const std::uint64_t block = kBlockBytes / element;
+  for (std::uint64_t done = slice.begin; done < slice.end; done += block) {
+    const std::uint64_t part = std::min(block, slice.end - done);
+    const std::size_t offset = (done - slice.begin) * element;
+    for (std::size_t i = 0; i < tensors.size(); ++i) {
+      sources[i] = tensors[i] + offset;
+    }
+    reduce(targets[0] + offset, sources.data(), n_ranks, part, request.dtype, request.op, factors);
+    for (std::size_t i = 1; i < targets.size(); ++i) {
+      store.copy(targets[i] + offset, targets[0] + offset, part * element);
+    }
+  }
+}
+
+// What `source` has for this rank; null when that is nothing.
+const std::byte* part_for(const std::vector<HeaderView>& headers, const GroupArenas& arenas,
+                          int source, int rank) {
+  const HeaderView& view = headers[static_cast<std::size_t>(source)];
+  if (view.send_counts[rank] == 0) {
+    return nullptr;
+  }
+  if (view.header->is_inline != 0) {
+    return view.inline_data + range_for(headers, source, rank).offset;
+  }
+  const std::uint64_t element = view.header->element_bytes;
+  std::uint64_t offset = 0;
+  if (!has_shared_input(view.header->kind)) {
+    for (int peer = 0; peer < rank; ++peer) {
+      offset += view.send_counts[peer] * element;
+    }
+  }
+  return arenas.at(source, view.header->arena_offset + offset, view.send_counts[rank] * element);
+}
+
+void exchange(const Request& request, const std::vector<HeaderView>& headers,
+              const GroupArenas& arenas, int rank) {
+  const int n_ranks = static_cast<int>(headers.size());
+  // Own part first; then each rank reads from another source at any time.
+  const ConstSpan& own_input = request.inputs[static_cast<std::size_t>(rank)];
+  const Span& own_output = request.outputs[static_cast<std::size_t>(rank)];
+  if (own_output.bytes > 0 && own_output.data != own_input.data) {
+    std::memmove(own_output.data, own_input.data, own_output.bytes);
+  }
+  for (int offset = 1; offset < n_ranks; ++offset) {
+    const int source = (rank + offset) % n_ranks;
+    if (const std::byte* from = part_for(headers, arenas, source, rank)) {
+      const Span& to = request.outputs[static_cast<std::size_t>(source)];
+      std::memcpy(to.data, from, to.bytes);
+    }
+  }
+}
+
+void reduce_parts(const Request& request, const std::vector<HeaderView>& headers,
+                  const GroupArenas& arenas, int rank, const double* factors) {
+  const Span& output = request.outputs[0];
+  if (output.bytes == 0) {
+    return;
+  }
+  InlineVector<const void*, 16> sources;
+  for (int source = 0; source < static_cast<int>(headers.size()); ++source) {
+    sources.push_back(source == rank ? request.inputs[static_cast<std::size_t>(rank)].data
+                                     : part_for(headers, arenas, source, rank));
+  }
+  reduce(output.data, sources.data(), static_cast<int>(sources.size()),
+         output.bytes / request.element_bytes, request.dtype, request.op, factors);
+}
+
+}  // namespace
+
+std::uint64_t arena_offset_of(const Request& request, const GroupArenas& arenas, int rank) {
+  if (!arenas.is_usable()) {
+    return kSeesNoArenas;
+  }
+  if (pattern(request.kind) == Pattern::kNone || !request.refusal.empty()) {
+    return kNotInArena;
+  }
+  const auto data = contiguous_inputs(request);
+  if (!data || data->bytes == 0 || !arenas.contains(data->data, data->bytes)) {
+    return kNotInArena;
+  }
+  if (is_reduction_of_whole_tensors(request.kind)) {
+    // Results are stored where the inputs are.
+    const bool in_place = request.outputs.empty() || request.outputs[0].data == data->data;
+    return in_place ? arenas.offset_of(data->data) : kNotInArena;
+  }
+  return outputs_spare_inputs(request, *data, rank) ? arenas.offset_of(data->data) : kNotInArena;
+}
+
+bool goes_through_arenas(const std::vector<HeaderView>& headers) {
+  bool any = false;
+  for (const HeaderView& view : headers) {
+    const Header& header = *view.header;
+    if (header.arena_offset == kSeesNoArenas) {
+      return false;
+    }
+    if (header.is_inline == 0) {
+      if (header.arena_offset == kNotInArena) {
+        return false;
+      }
+      any = true;
+    }
+  }
+  return any;
+}
+
+void run_in_arenas(const Request& request, const std::vector<HeaderView>& headers,
+                   const GroupArenas& arenas, int rank, const double* factors, SharedStore& store) {
+  switch (pattern(request.kind)) {
+    case Pattern::kNone:
+      break;
+    case Pattern::kReduceToAll:
+    case Pattern::kReduceToRoot:
+      reduce_whole_tensors(request, headers, arenas, rank, factors, store);
+      break;
+    case Pattern::kReduceScatter:
+      reduce_parts(request, headers, arenas, rank, factors);
+      break;
+    case Pattern::kExchange:
+      exchange(request, headers, arenas, rank);
+      break;
+  }
+}
+
+void quarantine_tensors(const Request& request, const GroupArenas& arenas) {
+  for (const ConstSpan& input : request.inputs) {
+    if (input.bytes > 0) {
+      arenas.quarantine(input.data);
+    }
+  }
+}
+
+}  // namespace horon

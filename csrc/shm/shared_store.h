@@ -1,0 +1,58 @@
+// Copies into memory that another rank has read, the fast way for this machine at this moment.
+//
+// Note [Streaming stores]
+// A store to a cache line that another core holds has to fetch the line and to take it away from
+// that core. Between cores that share a cache this costs little. Between others (two dies, two
+// sockets, virtual CPUs that were moved apart) it was measured to be ten times slower than storing
+// past the caches, while reading is about as fast either way. Within one cache, on the other hand,
+// what was streamed has to come back from memory. So both are timed, and streaming is used where it
+// is at least twice as fast. It changes nothing but the time, so ranks need not agree.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace horon {
+
+// Which way to store, from the speeds seen. Pure but for its memory.
+class StoreChoice {
+ public:
+  enum class Way : std::uint8_t { kCached, kStreaming };
+
+  Way way() const { return way_; }
+  // Whether it is time to try the other way on a small part.
+  bool wants_trial();
+  // A copy of `bytes` bytes took `nanoseconds`.
+  void record(Way way, std::size_t bytes, double nanoseconds);
+
+ private:
+  static constexpr std::uint32_t kCopiesBetweenTrials = 64;
+  static constexpr double kLeastAdvantage = 2;
+
+  double cached_ = 0;     // nanoseconds per byte; 0: not known
+  double streaming_ = 0;  // nanoseconds per byte; 0: not known
+  std::uint32_t copies_ = 0;
+  Way way_ = Way::kCached;
+};
+
+// memcpy past the caches, where the CPU can; what was written is visible to whoever sees a later
+// store with release order.
+void copy_streaming(std::byte* to, const std::byte* from, std::size_t bytes);
+
+// Thread safety: none.
+class SharedStore {
+ public:
+  void copy(std::byte* to, const std::byte* from, std::size_t bytes);
+  // For results that are stored block by block: the caller asks once and copies itself.
+  bool is_streaming() const { return choice_.way() == StoreChoice::Way::kStreaming; }
+
+ private:
+  void copy_timed(StoreChoice::Way way, std::byte* to, const std::byte* from, std::size_t bytes);
+
+  void copy_untimed(std::byte* to, const std::byte* from, std::size_t bytes) const;
+
+  StoreChoice choice_;
+  std::uint32_t untimed_ = 0;
+};
+
+}  // namespace horon
