@@ -2,12 +2,15 @@
 
 #include <pybind11/pybind11.h>
 
+#include <torch/csrc/distributed/c10d/debug.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "core/error.h"
 #include "errors.h"
 #include "interrupt.h"
+#include "kept_context.h"
 #include "live_groups.h"
+#include "process_arena.h"
 #include "process_exit.h"
 
 namespace horon::torch_backend {
@@ -16,7 +19,7 @@ namespace {
 // An asynchronous collective in the lane's queue.
 class CollectiveTask final : public Task {
  public:
-  // `group` outlives the task: a group ends by closing its lane.
+  // `group` outlives the task's turns: a group ends by closing its lane.
   CollectiveTask(Group* group, std::shared_ptr<Hooks> hooks, Collective collective,
                  c10::intrusive_ptr<HoronWork> work, const Deadline& deadline)
       : group_(group),
@@ -25,16 +28,36 @@ class CollectiveTask final : public Task {
         work_(std::move(work)),
         deadline_(deadline) {}
 
+  bool try_start() noexcept override {
+    try {
+      is_started_ = may_start() && group_->transport().start(collective_.requests[0]);
+    } catch (...) {  // out of memory; execute() will say so
+      is_started_ = false;
+    }
+    return is_started_;
+  }
+  bool await_start() noexcept override { return may_start() && group_->transport().await_start(); }
+  bool is_ready() noexcept override {
+    return group_->transport().is_ready() || deadline_.has_passed();
+  }
+
   void execute() noexcept override {
-    has_run_ = true;
     call_out_.emplace();
     try {
+      const WaitContext context{deadline_, interrupt_check()};
+      collective_.prepare();
       for (const Request& request : collective_.requests) {
-        group_->transport().run(request, {deadline_, interrupt_check()});
+        is_started_ ? group_->transport().complete(request, context)
+                    : group_->transport().run(request, context);
       }
       collective_.finish();
     } catch (...) {
       error_ = std::current_exception();
+      // Here, while it is this operation's turn: the group may be gone before complete().
+      if (ends_group(error_)) {
+        group_->set_failed();
+        must_tell_of_abort_ = true;
+      }
     }
   }
 
@@ -43,16 +66,20 @@ class CollectiveTask final : public Task {
   }
 
   void complete() noexcept override {
-    if (error_ && has_run_ && ends_group(error_)) {
-      group_->set_failed();
+    if (must_tell_of_abort_) {
       hooks_->on_abort.call_all();
     }
-    // Callbacks may drop the last owner of the group: nothing of it is touched afterwards.
     const c10::intrusive_ptr<HoronWork> work = std::move(work_);
     work->complete(translated(error_));
   }
 
  private:
+  // Not one of several parts, nor one whose stand-ins must be filled and emptied in its turn.
+  bool may_start() const {
+    return collective_.requests.size() == 1 && collective_.copy_in.empty() &&
+           collective_.copy_back.empty();
+  }
+
   // First, so that it goes last: what the other members let go of may be the end of a process
   // group.
   std::optional<CallOut> call_out_;
@@ -62,7 +89,8 @@ class CollectiveTask final : public Task {
   c10::intrusive_ptr<HoronWork> work_;
   const Deadline deadline_;
   std::exception_ptr error_;
-  bool has_run_ = false;
+  bool is_started_ = false;
+  bool must_tell_of_abort_ = false;
 };
 
 std::vector<int> to_ints(const std::vector<uint64_t>& ranks) {
@@ -107,17 +135,16 @@ c10::intrusive_ptr<HoronWork> HoronBackend::make_work(const Call& call, std::uin
   HoronWork::Origin origin;
   origin.rank = rank_;
   origin.op_type = call.op_type;
-  origin.profiling_title = call.title;
+  // Making up the profiler's event costs more than the operation: only when somebody listens.
+  origin.profiling_title = at::hasCallbacks() ? call.title : nullptr;
   origin.sequence = sequence;
   origin.timeout = call.timeout;
-  origin.lane = group_->lane();
+  origin.group = group_;
   origin.hooks = hooks_;
   auto work = c10::make_intrusive<HoronWork>(origin, inputs, std::move(outputs));
-  work->set_abort([group = std::weak_ptr<Group>(group_)] {
-    if (const auto alive = group.lock()) {
-      alive->abort("Work.abort() was called");
-    }
-  });
+  if (!is_coalescing_.load(std::memory_order_relaxed)) {
+    return work;
+  }
   const std::lock_guard lock(coalescing_mutex_);
   if (is_coalescing_) {
     coalesced_.push_back(work);
@@ -125,19 +152,21 @@ c10::intrusive_ptr<HoronWork> HoronBackend::make_work(const Call& call, std::uin
   return work;
 }
 
+void HoronBackend::keep_context_from_gloo() const {
+  if (!is_shared() || c10d::debug_level() == c10d::DebugLevel::Detail) {
+    keep_python_context();
+  }
+}
+
 HoronBackend::WorkPtr HoronBackend::issue(Collective collective, const Call& call) {
   group_->check_process(call.title);
+  keep_context_from_gloo();
   const std::uint64_t sequence = sequence_.fetch_add(1);
   if (!call.is_async) {
-    run_now(collective, call);
-    if (hooks_->on_completion.is_empty()) {
-      return nullptr;  // Python then skips wait()
-    }
-    // The flight recorder learns from a Work that the operation has finished, not from a null one.
-    const auto work = make_work({call.op_type, nullptr, call.timeout, false}, sequence,
-                                collective.inputs, collective.outputs);
-    work->complete(nullptr);
-    return work;
+    const auto requests = c10::ArrayRef<Request>(collective.requests);
+    run_now(requests, c10::ArrayRef<at::Tensor>(collective.inputs), call, &collective);
+    collective.finish();
+    return finished_work(call, sequence, c10::ArrayRef<at::Tensor>(collective.outputs));
   }
   auto work = make_work(call, sequence, collective.inputs, collective.outputs);
   auto task = std::make_shared<CollectiveTask>(group_.get(), hooks_, std::move(collective), work,
@@ -150,29 +179,66 @@ HoronBackend::WorkPtr HoronBackend::issue(Collective collective, const Call& cal
   return work;
 }
 
-void HoronBackend::run_now(const Collective& collective, const Call& call) {
+HoronBackend::WorkPtr HoronBackend::finished_work(const Call& call, std::uint64_t sequence,
+                                                  c10::ArrayRef<at::Tensor> outputs) const {
+  if (hooks_->on_completion.is_empty()) {
+    return nullptr;  // Python then skips wait()
+  }
+  // The flight recorder learns from a Work that the operation has finished, not from a null one.
+  auto work = c10::make_intrusive<FinishedWork>(rank_, call.op_type, sequence, outputs);
+  hooks_->on_completion.call_all(work->completion_key());
+  return work;
+}
+
+HoronBackend::WorkPtr HoronBackend::all_reduce_now(const at::Tensor& tensor,
+                                                   const Reduction& reduction,
+                                                   std::chrono::milliseconds timeout,
+                                                   bool wants_work) {
+  const Call call{c10d::OpType::ALLREDUCE, "horon:all_reduce", timeout, false};
+  group_->check_process(call.title);
+  keep_context_from_gloo();
+  const Request request = builder_.all_reduce_in_place(tensor, reduction);
+  const std::uint64_t sequence = sequence_.fetch_add(1, std::memory_order_relaxed);
+  const c10::ArrayRef<at::Tensor> tensors(tensor);
+  run_now(c10::ArrayRef<Request>(request), tensors, call);
+  return wants_work ? finished_work(call, sequence, tensors) : nullptr;
+}
+
+void HoronBackend::all_reduce_blocking(const at::Tensor& tensor, const c10d::ReduceOp& op) {
+  if (is_plain_cpu(tensor)) {
+    all_reduce_now(tensor, to_reduction(op), resolve(c10d::kUnsetTimeout), false);
+    return;
+  }
+  Tensors tensors = {tensor};
+  c10d::AllreduceOptions options;
+  options.reduceOp = op;
+  options.asyncOp = false;
+  allreduce(tensors, options);
+}
+
+void HoronBackend::run_now(c10::ArrayRef<Request> requests, c10::ArrayRef<at::Tensor> inputs,
+                           const Call& call, Collective* staged) {
   std::optional<at::RecordFunction> profile;
   if (at::hasCallbacks()) {
     profile.emplace(at::RecordScope::USER_SCOPE);
     if (profile->isActive()) {
       profile->_setAsync();  // as c10d's own works appear in a trace
-      std::vector<c10::IValue> inputs(collective.inputs.begin(), collective.inputs.end());
-      profile->before(call.title, c10::ArrayRef<const c10::IValue>(inputs.data(), inputs.size()));
+      std::vector<c10::IValue> values(inputs.begin(), inputs.end());
+      profile->before(call.title, c10::ArrayRef<const c10::IValue>(values.data(), values.size()));
     }
   }
   const WaitContext context{Deadline::after(call.timeout), interrupt_check()};
+  const InterruptScope interrupts;
   try {
     group_->lane()->run([&] {
-      for (const Request& request : collective.requests) {
+      if (staged != nullptr) {
+        staged->prepare();
+      }
+      for (const Request& request : requests) {
         group_->transport().run(request, context);
       }
     });
     stay_if_process_exits();
-    if (!collective.copy_back.empty()) {
-      Collective results;
-      results.copy_back = collective.copy_back;
-      results.finish();
-    }
   } catch (...) {
     if (ends_group(std::current_exception())) {
       group_->set_failed();
@@ -181,8 +247,20 @@ void HoronBackend::run_now(const Collective& collective, const Call& call) {
       hooks_->on_abort.call_all();
     }
     stay_if_process_exits();
+    interrupts.rethrow();
     rethrow_translated();
   }
+}
+
+bool HoronBackend::supportsTensorAlloc(c10::DeviceIndex /*device*/) {
+  return is_shared() && arena_access().own != nullptr;
+}
+
+at::Tensor HoronBackend::allocateTensor(long size, at::TensorOptions options) {
+  TORCH_CHECK_VALUE(options.device().is_cpu(), "horon: allocate_tensor: expected device cpu, got ",
+                    options.device(), ".");
+  TORCH_CHECK_VALUE(size >= 0, "horon: allocate_tensor: got a size of ", size, ".");
+  return empty_in_arena({size}, c10::typeMetaToScalarType(options.dtype()));
 }
 
 bool HoronBackend::supportsCoalescing() const { return is_shared(); }

@@ -9,6 +9,7 @@
 
 #include "backend_options.h"
 #include "compat.h"
+#include "finished_work.h"
 #include "group.h"
 #include "hooks.h"
 #include "request_builder.h"
@@ -70,9 +71,21 @@ class HoronBackend final : public c10d::Backend {
   WorkPtr barrier(const c10d::BarrierOptions& opts) override;
   void monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all_ranks) override;
 
+  // Beside c10d: no Work, no hooks, and the group's own timeout. For any CPU tensor.
+  void all_reduce_blocking(const at::Tensor& tensor, const c10d::ReduceOp& op);
+
+  // The shortest way for one plain tensor (RequestBuilder::is_plain_cpu): blocks, allocates
+  // nothing.
+  WorkPtr all_reduce_now(const at::Tensor& tensor, const Reduction& reduction,
+                         std::chrono::milliseconds timeout, bool wants_work = true);
+
   WorkPtr send(Tensors& tensors, int destination, int tag) override;
   WorkPtr recv(Tensors& tensors, int source, int tag) override;
   WorkPtr recvAnysource(Tensors& tensors, int tag) override;
+
+  // Memory in the arena, for FSDP2's buffers: of CPU groups whose ranks share memory.
+  bool supportsTensorAlloc(c10::DeviceIndex device) override;
+  at::Tensor allocateTensor(long size, at::TensorOptions options) override;
 
   bool supportsCoalescing() const override;
   void startCoalescing() override;
@@ -115,8 +128,16 @@ class HoronBackend final : public c10d::Backend {
     bool is_async;
   };
 
+  // Where Gloo's threads may hold Python's context: see Note [Kept contexts].
+  void keep_context_from_gloo() const;
   WorkPtr issue(Collective collective, const Call& call);
-  void run_now(const Collective& collective, const Call& call);
+  // Runs the requests in this group's turn, on this thread if nothing is queued. `staged`: whose
+  // requests they are, if there may be stand-ins to fill.
+  void run_now(c10::ArrayRef<Request> requests, c10::ArrayRef<at::Tensor> inputs, const Call& call,
+               Collective* staged = nullptr);
+  // What a synchronous call returns: null, unless somebody wants to hear of its completion.
+  WorkPtr finished_work(const Call& call, std::uint64_t sequence,
+                        c10::ArrayRef<at::Tensor> outputs) const;
   WorkPtr issue_message(at::Tensor& tensor, int peer, int tag, c10d::OpType op_type);
   WorkPtr message_over_gloo(Tensors& tensors, int peer, int tag, c10d::OpType op_type);
   c10::intrusive_ptr<HoronWork> make_work(const Call& call, std::uint64_t sequence,
@@ -135,7 +156,7 @@ class HoronBackend final : public c10d::Backend {
   std::atomic<int> splits_{0};
 
   std::mutex coalescing_mutex_;
-  bool is_coalescing_ = false;                            // guarded by coalescing_mutex_
+  std::atomic<bool> is_coalescing_{false};                // changed under coalescing_mutex_
   std::vector<c10::intrusive_ptr<HoronWork>> coalesced_;  // guarded by coalescing_mutex_
 };
 

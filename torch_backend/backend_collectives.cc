@@ -21,7 +21,10 @@ HoronBackend::WorkPtr HoronBackend::broadcast(Tensors& tensors,
 
 HoronBackend::WorkPtr HoronBackend::allreduce(Tensors& tensors,
                                               const c10d::AllreduceOptions& opts) {
-  single(tensors, OpKind::kAllReduce);
+  const at::Tensor& tensor = single(tensors, OpKind::kAllReduce);
+  if (!opts.asyncOp && is_plain_cpu(tensor)) {
+    return all_reduce_now(tensor, to_reduction(opts.reduceOp), resolve(opts.timeout));
+  }
   return issue(builder_.all_reduce(OpKind::kAllReduce, tensors, to_reduction(opts.reduceOp)),
                {OpType::ALLREDUCE, "horon:all_reduce", resolve(opts.timeout), opts.asyncOp});
 }
@@ -78,6 +81,7 @@ HoronBackend::WorkPtr HoronBackend::allgather_coalesced(std::vector<Tensors>& ou
     all.requests.push_back(std::move(part.requests[0]));
     const auto append = [](auto& to, auto& from) { to.insert(to.end(), from.begin(), from.end()); };
     append(all.kept_alive, part.kept_alive);
+    append(all.copy_in, part.copy_in);
     append(all.copy_back, part.copy_back);
     append(all.inputs, part.inputs);
     append(all.outputs, part.outputs);

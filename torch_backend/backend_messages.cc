@@ -70,6 +70,7 @@ HoronBackend::WorkPtr HoronBackend::issue_message(at::Tensor& tensor, int peer, 
     const ConstSpan span = stage_input(*collective, tensor);
     op->data = const_cast<std::byte*>(span.data);  // a send only reads
     op->bytes = span.bytes;
+    collective->prepare();
   } else {
     const Span span = stage_output(*collective, tensor, false);
     op->data = span.data;

@@ -6,7 +6,10 @@
 #include <torch/python.h>
 
 #include "backend.h"
+#include "ddp_arena_hook.h"
 #include "live_groups.h"
+#include "operators.h"
+#include "process_arena.h"
 #include "reduce/reduce.h"
 
 namespace py = pybind11;
@@ -88,6 +91,12 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
       .def_property_readonly("options", &HoronBackend::options)
       .def_property_readonly("is_shared", &HoronBackend::is_shared,
                              "True when all ranks share memory; False when Gloo carries bytes.")
+      .def(
+          "all_reduce_",
+          [](HoronBackend& self, const at::Tensor& tensor, std::string_view op) {
+            self.all_reduce_blocking(tensor, reduce_op_named(op));
+          },
+          py::arg("tensor"), py::arg("op") = "sum", NoGil())
       .def("get_error", &HoronBackend::getError, NoGil())
       .def("_get_sequence_number_for_group", &HoronBackend::getSequenceNumberForGroup, NoGil())
       .def(
@@ -114,4 +123,25 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
       [](std::chrono::milliseconds drain) { LiveGroups::instance().shutdown_all(drain); },
       py::arg("drain"), NoGil());
   module.def("active_instruction_set", &horon::active_instruction_set);
+
+  module.def(
+      "empty_in_arena",
+      [](const std::vector<int64_t>& sizes, at::ScalarType dtype) {
+        return empty_in_arena(sizes, dtype);
+      },
+      py::arg("sizes"), py::arg("dtype"), NoGil());
+  module.def("empty_like_in_arena", &empty_like_in_arena, py::arg("like"), py::arg("dtype"),
+             NoGil());
+  module.def("is_in_arena", &is_in_arena, py::arg("tensor"));
+  module.def("arena_statistics", [] {
+    const horon::ArenaStatistics now = arena_statistics();
+    py::dict numbers;
+    numbers["budget_bytes"] = now.budget_bytes;
+    numbers["used_bytes"] = now.used_bytes;
+    numbers["reserved_bytes"] = now.reserved_bytes;
+    numbers["quarantined_bytes"] = now.quarantined_bytes;
+    return numbers;
+  });
+  module.def("register_ddp_arena_hook", &register_ddp_arena_hook, py::arg("reducer"),
+             py::arg("group"), py::arg("keep_old_memory"));
 }

@@ -34,13 +34,36 @@ bool may_overlap(const at::Tensor& tensor) {
   return false;
 }
 
+at::Tensor make_stand_in(const at::Tensor& tensor) {
+  return at::empty(tensor.sizes(), tensor.options().requires_grad(false),
+                   at::MemoryFormat::Contiguous);
+}
+
 std::byte* data_of(const at::Tensor& tensor) {
   return static_cast<std::byte*>(tensor.numel() == 0 ? nullptr : tensor.data_ptr());
 }
 
 }  // namespace
 
+bool is_plain_cpu(const at::Tensor& tensor) {
+  return tensor.defined() && tensor.layout() == c10::kStrided && tensor.is_cpu() &&
+         is_plain(tensor);
+}
+
+void Collective::prepare() {
+  if (copy_in.empty()) {
+    return;
+  }
+  const at::NoGradGuard no_grad;
+  for (auto& [stand_in, user_tensor] : copy_in) {
+    stand_in.copy_(user_tensor.detach());
+  }
+}
+
 void Collective::finish() {
+  if (copy_back.empty()) {
+    return;
+  }
   const at::NoGradGuard no_grad;
   for (const auto& [user_tensor, stand_in] : copy_back) {
     user_tensor.detach().copy_(stand_in);
@@ -67,23 +90,24 @@ void check_writable(const at::Tensor& tensor, OpKind kind) {
 }
 
 ConstSpan stage_input(Collective& collective, const at::Tensor& tensor) {
-  const at::NoGradGuard no_grad;
-  const at::Tensor plain =
-      is_plain(tensor) ? tensor : tensor.resolve_conj().resolve_neg().contiguous();
-  collective.kept_alive.push_back(plain);
-  return {data_of(plain), plain.nbytes()};
-}
-
-Span stage_output(Collective& collective, const at::Tensor& tensor, bool keep_contents) {
-  const at::NoGradGuard no_grad;
   if (is_plain(tensor)) {
     collective.kept_alive.push_back(tensor);
     return {data_of(tensor), tensor.nbytes()};
   }
-  const at::Tensor stand_in =
-      keep_contents ? tensor.resolve_conj().resolve_neg().contiguous()
-                    : at::empty(tensor.sizes(), tensor.options().requires_grad(false));
-  collective.kept_alive.push_back(stand_in);
+  const at::Tensor stand_in = make_stand_in(tensor);
+  collective.copy_in.emplace_back(stand_in, tensor);
+  return {data_of(stand_in), stand_in.nbytes()};
+}
+
+Span stage_output(Collective& collective, const at::Tensor& tensor, bool keep_contents) {
+  if (is_plain(tensor)) {
+    collective.kept_alive.push_back(tensor);
+    return {data_of(tensor), tensor.nbytes()};
+  }
+  const at::Tensor stand_in = make_stand_in(tensor);
+  if (keep_contents) {
+    collective.copy_in.emplace_back(stand_in, tensor);
+  }
   collective.copy_back.emplace_back(tensor, stand_in);
   return {data_of(stand_in), stand_in.nbytes()};
 }

@@ -16,22 +16,31 @@ struct Collective {
   std::vector<Request> requests;
   // What the requests point into.
   std::vector<at::Tensor> kept_alive;
+  // Contents that travel from a contiguous stand-in: (the stand-in, the user's tensor).
+  std::vector<std::pair<at::Tensor, at::Tensor>> copy_in;
   // Results that went to a contiguous stand-in: (the user's tensor, the stand-in).
   std::vector<std::pair<at::Tensor, at::Tensor>> copy_back;
   // The user's inputs, for the profiler, and outputs, for Work::result and the future's value.
   std::vector<at::Tensor> inputs;
   std::vector<at::Tensor> outputs;
 
+  // Fills the stand-ins with what the user's tensors hold now. Before the requests run, in their
+  // turn: an earlier operation may still write these tensors.
+  void prepare();
   // Writes results into the user's tensors. After all requests have run.
   void finish();
 };
+
+// A dense CPU tensor, contiguous, not lazily conjugated or negated: memory as the engine wants it.
+bool is_plain_cpu(const at::Tensor& tensor);
 
 // Throws a clear error unless the tensor is dense and on the CPU.
 void check_tensor(const at::Tensor& tensor, OpKind kind);
 // The same for a tensor that will be written: elements must not share memory.
 void check_writable(const at::Tensor& tensor, OpKind kind);
 
-// Adds a contiguous, readable form of `tensor` to the collective and returns a view of it.
+// Adds a contiguous, readable form of `tensor` to the collective and returns a view of it, to be
+// read after prepare().
 ConstSpan stage_input(Collective& collective, const at::Tensor& tensor);
 // The same for a tensor to be written; `keep_contents` when it is read as well.
 Span stage_output(Collective& collective, const at::Tensor& tensor, bool keep_contents);

@@ -4,6 +4,7 @@
 
 #include "core/error.h"
 #include "cross/cross_transport.h"
+#include "process_arena.h"
 #include "shm/shm_transport.h"
 #include "store_adapter.h"
 
@@ -22,11 +23,11 @@ std::shared_ptr<Group> Group::make(const c10::intrusive_ptr<c10d::Store>& store,
   options.validate();
   std::shared_ptr<Group> group(new Group());
   StoreAdapter adapter(store);
-  group->shared_ = rendezvous(adapter, identity, options, Deadline::after(timeout));
+  group->shared_ = rendezvous(adapter, identity, options, Deadline::after(timeout), arena_access());
   if (group->shared_) {
     Segment* segment = &group->shared_->segment;
     const Peers* peers = &group->shared_->peers;
-    group->transport_ = std::make_unique<ShmTransport>(segment, peers);
+    group->transport_ = std::make_unique<ShmTransport>(segment, peers, &group->shared_->arenas);
     group->p2p_ = std::make_shared<P2pEngine>(segment, peers, options.eager_bytes);
   } else {
     group->gloo_ = std::make_shared<GlooAdapter>(make_gloo());
@@ -60,6 +61,10 @@ void Group::shutdown(const Deadline& drain_until, Lane::Callers callers) {
   if (fork_generation_ != fork_generation()) {
     return;
   }
+  is_open_.store(false, std::memory_order_relaxed);
+  if (!transport_) {
+    return;  // make() threw half-way
+  }
   const auto interrupt = [this] {
     transport_->abort("the group was shut down while an operation was running");
   };
@@ -76,6 +81,7 @@ void Group::abort(const std::string& reason) {
   if (fork_generation_ != fork_generation()) {
     return;
   }
+  is_open_.store(false, std::memory_order_relaxed);
   set_failed();
   transport_->abort(reason);
   const Deadline now = Deadline::after(std::chrono::milliseconds(0));

@@ -47,6 +47,8 @@ class Group {
   // Fails everything pending, here and on all ranks. Idempotent.
   void abort(const std::string& reason);
 
+  // False once it was shut down or aborted here.
+  bool is_open() const { return is_open_.load(std::memory_order_relaxed); }
   bool has_failed() const { return has_failed_.load(std::memory_order_relaxed); }
   void set_failed() { has_failed_.store(true, std::memory_order_relaxed); }
 
@@ -55,6 +57,7 @@ class Group {
 
   const std::uint32_t fork_generation_ = fork_generation();
   std::atomic<bool> has_failed_{false};
+  std::atomic<bool> is_open_{true};
   // Order matters: the engines point into what is declared before them.
   std::unique_ptr<SharedGroup> shared_;
   std::shared_ptr<GlooAdapter> gloo_;

@@ -8,9 +8,9 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <optional>
-#include <vector>
 
 namespace horon::torch_backend {
 
@@ -20,15 +20,11 @@ class HookTable {
   using Hook = std::function<void(Args...)>;
 
   void add(std::int64_t id, Hook hook) {
-    const std::lock_guard lock(mutex_);
-    hooks_[id] = std::move(hook);
-    count_.store(hooks_.size(), std::memory_order_relaxed);
+    change([&](Table& table) { table[id] = std::move(hook); });
   }
 
   void remove(std::int64_t id) {
-    const std::lock_guard lock(mutex_);
-    hooks_.erase(id);
-    count_.store(hooks_.size(), std::memory_order_relaxed);
+    change([&](Table& table) { table.erase(id); });
   }
 
   // Relaxed: hooks are added while a group is made, before it is used.
@@ -38,21 +34,30 @@ class HookTable {
     if (is_empty()) {
       return;
     }
-    std::vector<Hook> hooks;
+    std::shared_ptr<const Table> hooks;
     {
       const std::lock_guard lock(mutex_);
-      for (const auto& [id, hook] : hooks_) {
-        hooks.push_back(hook);
-      }
+      hooks = hooks_;
     }
-    for (const Hook& hook : hooks) {
+    for (const auto& [id, hook] : *hooks) {
       hook(args...);
     }
   }
 
  private:
+  using Table = std::map<std::int64_t, Hook>;
+
+  template <typename Change>
+  void change(const Change& change) {
+    const std::lock_guard lock(mutex_);
+    auto table = hooks_ ? std::make_shared<Table>(*hooks_) : std::make_shared<Table>();
+    change(*table);
+    count_.store(table->size(), std::memory_order_relaxed);
+    hooks_ = std::move(table);
+  }
+
   mutable std::mutex mutex_;
-  std::map<std::int64_t, Hook> hooks_;  // guarded by mutex_
+  std::shared_ptr<const Table> hooks_;  // guarded by mutex_; replaced, never changed
   std::atomic<std::size_t> count_{0};   // of hooks_, to be read without the mutex
 };
 

@@ -7,13 +7,37 @@
 namespace horon::torch_backend {
 namespace {
 
+thread_local InterruptScope* innermost_scope = nullptr;
+
+}  // namespace
+
+void keep_interrupt(std::exception_ptr error) {
+  if (innermost_scope != nullptr) {
+    innermost_scope->raised_ = std::move(error);
+  }
+}
+
+InterruptScope::InterruptScope() : outer_(innermost_scope) { innermost_scope = this; }
+
+InterruptScope::~InterruptScope() { innermost_scope = outer_; }
+
+void InterruptScope::rethrow() const {
+  if (raised_) {
+    std::rethrow_exception(raised_);
+  }
+}
+
+namespace {
+
 void run_signal_handlers() {
   if (Py_IsInitialized() == 0) {
     return;
   }
   const pybind11::gil_scoped_acquire gil;
   if (PyErr_CheckSignals() != 0) {
-    throw pybind11::error_already_set();
+    const auto raised = std::make_exception_ptr(pybind11::error_already_set());
+    keep_interrupt(raised);
+    std::rethrow_exception(raised);
   }
 }
 

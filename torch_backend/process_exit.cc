@@ -3,6 +3,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <mutex>
@@ -15,8 +16,8 @@ constexpr std::chrono::seconds kPatience{5};
 struct ExitState {
   std::mutex mutex;
   std::condition_variable call_ended;
-  int calls_out = 0;        // guarded by mutex
-  bool is_exiting = false;  // guarded by mutex
+  int calls_out = 0;  // guarded by mutex
+  std::atomic<bool> is_exiting{false};
 };
 
 // Never destroyed: threads may stay in it until the process is gone.
@@ -28,8 +29,9 @@ ExitState& state() {
 }  // namespace
 
 void mark_process_exiting() {
-  std::unique_lock lock(state().mutex);
-  state().is_exiting = true;
+  // A thread that has not seen it goes back to an interpreter that is still whole: exit goes on to
+  // wait for others for longer than that takes.
+  state().is_exiting.store(true, std::memory_order_seq_cst);
 }
 
 void await_calls_out() {
@@ -38,11 +40,8 @@ void await_calls_out() {
 }
 
 void stay_if_process_exits() {
-  {
-    const std::lock_guard lock(state().mutex);
-    if (!state().is_exiting || ::syscall(SYS_gettid) == ::getpid()) {
-      return;
-    }
+  if (!state().is_exiting.load(std::memory_order_relaxed) || ::syscall(SYS_gettid) == ::getpid()) {
+    return;
   }
   while (true) {
     ::pause();  // until the process ends

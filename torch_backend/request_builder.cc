@@ -11,9 +11,9 @@ std::uint64_t count_of(const at::Tensor& tensor) {
 
 // Part `index` of a contiguous span that is divided into pieces of `counts` elements.
 template <typename AnySpan>
-std::vector<AnySpan> divide(const AnySpan& whole, const std::vector<std::uint64_t>& counts,
-                            std::size_t element_bytes) {
-  std::vector<AnySpan> parts;
+PerRank<AnySpan> divide(const AnySpan& whole, const PerRank<std::uint64_t>& counts,
+                        std::size_t element_bytes) {
+  PerRank<AnySpan> parts;
   std::size_t offset = 0;
   for (const std::uint64_t count : counts) {
     const std::size_t bytes = count * element_bytes;
@@ -37,11 +37,11 @@ void require_same_dtype(Request& request, const at::Tensor& tensor, const at::Te
 }
 
 // Counts per rank from the user's split list, or equal parts.
-std::vector<std::uint64_t> split_counts(Request& request, const at::Tensor& tensor,
-                                        const std::vector<int64_t>& splits, int n_ranks,
-                                        const char* which) {
+PerRank<std::uint64_t> split_counts(Request& request, const at::Tensor& tensor,
+                                    const std::vector<int64_t>& splits, int n_ranks,
+                                    const char* which) {
   const auto n = static_cast<std::size_t>(n_ranks);
-  std::vector<std::uint64_t> counts(n, 0);
+  PerRank<std::uint64_t> counts(n, 0);
   const int64_t rows = tensor.dim() == 0 ? tensor.numel() : tensor.size(0);
   const int64_t row_elements = rows == 0 ? 0 : tensor.numel() / rows;
   if (splits.empty()) {
@@ -133,6 +133,18 @@ Collective RequestBuilder::all_reduce(OpKind kind, const TensorList& tensors,
   collective.inputs = tensors;
   collective.outputs = tensors;
   return collective;
+}
+
+Request RequestBuilder::all_reduce_in_place(const at::Tensor& tensor,
+                                            const Reduction& reduction) const {
+  Request request = start(OpKind::kAllReduce, tensor);
+  request.op = reduction.op;
+  request.factor = reduction.factor;
+  auto* data = static_cast<std::byte*>(request.count == 0 ? nullptr : tensor.data_ptr());
+  const std::size_t bytes = request.count * request.element_bytes;
+  request.inputs.push_back({data, bytes});
+  request.outputs.push_back({data, bytes});
+  return request;
 }
 
 Collective RequestBuilder::broadcast(const at::Tensor& tensor, int64_t root) const {

@@ -19,6 +19,8 @@ class RequestBuilder {
   RequestBuilder(int rank, int n_ranks) : rank_(rank), n_ranks_(n_ranks) {}
 
   Collective barrier(OpKind kind) const;
+  // Of a tensor for which is_plain_cpu() holds. A view: the tensor must outlive the request.
+  Request all_reduce_in_place(const at::Tensor& tensor, const Reduction& reduction) const;
   Collective all_reduce(OpKind kind, const TensorList& tensors, const Reduction& reduction) const;
   Collective broadcast(const at::Tensor& tensor, int64_t root) const;
   Collective reduce(const at::Tensor& tensor, const Reduction& reduction, int64_t root) const;

@@ -1,22 +1,27 @@
 #include "work.h"
 
+#include <pybind11/pybind11.h>
+
+#include <optional>
+
+#include "finished_work.h"
+#include "group.h"
 #include "interrupt.h"
 #include "process_exit.h"
 
 namespace horon::torch_backend {
 namespace {
 
-// Never used again in this process: hooks tell operations apart by it.
-std::uint64_t next_completion_key() {
-  static std::atomic<std::uint64_t> next{1};
-  return next.fetch_add(1, std::memory_order_relaxed);
-}
-
 std::optional<std::vector<at::Tensor>> profiled(const std::vector<at::Tensor>& inputs) {
   return inputs;
 }
 
 }  // namespace
+
+std::uint64_t next_completion_key() {
+  static std::atomic<std::uint64_t> next{1};
+  return next.fetch_add(1, std::memory_order_relaxed);
+}
 
 HoronWork::HoronWork(const Origin& origin, const std::vector<at::Tensor>& inputs,
                      std::vector<at::Tensor> outputs)
@@ -30,9 +35,26 @@ bool HoronWork::is_finished() const {
   return completed_;
 }
 
+bool HoronWork::isCompleted() {
+  if (const auto group = origin_.group.lock(); group != nullptr && !is_finished()) {
+    // is_completed() comes with the GIL held; hooks and callbacks may want it on other threads.
+    std::optional<pybind11::gil_scoped_release> no_gil;
+    if (Py_IsInitialized() != 0 && PyGILState_Check() != 0) {
+      no_gil.emplace();
+    }
+    group->lane()->poll();
+  }
+  return is_finished();
+}
+
 bool HoronWork::wait(std::chrono::milliseconds timeout) {
-  if (const auto lane = origin_.lane.lock(); lane != nullptr && !is_finished()) {
-    lane->help_until([this] { return is_finished(); });
+  const InterruptScope interrupts;
+  if (const auto group = origin_.group.lock(); group != nullptr && !is_finished()) {
+    if (timeout > kNoTimeout) {
+      group->lane()->hand_over();  // running it here could not be given up in time
+    } else {
+      group->lane()->help_until([this] { return is_finished(); });
+    }
   }
   const auto give_up = std::chrono::steady_clock::now() + timeout;
   const auto* check_interrupt = interrupt_check();
@@ -59,6 +81,7 @@ bool HoronWork::wait(std::chrono::milliseconds timeout) {
   }
   lock.unlock();
   stay_if_process_exits();
+  interrupts.rethrow();
   if (exception_) {  // final by now
     std::rethrow_exception(exception_);
   }
@@ -70,15 +93,18 @@ std::vector<at::Tensor> HoronWork::result() { return outputs_; }
 int HoronWork::sourceRank() const { return source_rank_.load(std::memory_order_relaxed); }
 
 void HoronWork::abort() {
-  TORCH_CHECK(abort_, "horon: this work can not be aborted; abort its process group.");
-  abort_();
+  if (const auto group = origin_.group.lock()) {
+    group->abort("Work.abort() was called");
+  }
 }
 
 c10::intrusive_ptr<c10::ivalue::Future> HoronWork::getFuture() {
-  if (const auto lane = origin_.lane.lock(); lane != nullptr && !is_finished()) {
-    // A callback may wait for the future on the progress thread, which nothing of ours would
-    // notice.
-    lane->help_until([this] { return is_finished(); });
+  if (const auto group = origin_.group.lock(); group != nullptr && !is_finished()) {
+    // Whoever waits for a future does not come by here any more. On the progress thread that may
+    // be a callback, which nobody else would help.
+    group->lane()->on_progress_thread()
+        ? (void)group->lane()->help_until([this] { return is_finished(); })
+        : group->lane()->hand_over();
   }
   c10::intrusive_ptr<c10::ivalue::Future> future;
   bool mark_now = false;

@@ -12,9 +12,11 @@
 
 namespace horon::torch_backend {
 
+class Group;
+
 // Thread safety: all methods, as c10d::Work asks.
-// Ownership: keeps the tensors of the operation; knows the lane only weakly, because the lane's
-// thread owns works.
+// Ownership: keeps the tensors of the operation; knows the group only weakly, because its threads
+// own works.
 class HoronWork : public c10d::Work {
  public:
   struct Origin {
@@ -23,7 +25,7 @@ class HoronWork : public c10d::Work {
     const char* profiling_title = nullptr;
     std::uint64_t sequence = 0;
     std::chrono::milliseconds timeout{0};
-    std::weak_ptr<Lane> lane;
+    std::weak_ptr<Group> group;
     std::shared_ptr<Hooks> hooks;
   };
 
@@ -34,6 +36,8 @@ class HoronWork : public c10d::Work {
   // throws DistBackendError and leaves the operation running. Ctrl-C ends the wait on the main
   // thread.
   bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
+  // Makes progress, so that polling comes to an end.
+  bool isCompleted() override;
   std::vector<at::Tensor> result() override;
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
   int sourceRank() const override;
@@ -49,7 +53,6 @@ class HoronWork : public c10d::Work {
   void complete(std::exception_ptr error);
 
   void set_source_rank(int rank) { source_rank_.store(rank, std::memory_order_relaxed); }
-  void set_abort(std::function<void()> abort) { abort_ = std::move(abort); }
   std::uint64_t completion_key() const { return completion_key_; }
 
  protected:
@@ -61,7 +64,6 @@ class HoronWork : public c10d::Work {
   const Origin origin_;
   const std::uint64_t completion_key_;
   const std::vector<at::Tensor> outputs_;
-  std::function<void()> abort_;  // set before the work is handed out
   std::atomic<int> source_rank_{-1};
   // Guarded by c10d::Work's mutex_:
   c10::intrusive_ptr<c10::ivalue::Future> future_;

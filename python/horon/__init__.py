@@ -7,6 +7,7 @@ Nothing needs to be imported to use it::
 Importing this package loads neither torch nor the extension; its names do when they are first used.
 """
 
+import importlib
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -14,9 +15,35 @@ from horon import _version_check
 from horon._version import __version__
 
 if TYPE_CHECKING:
+    from horon._arena import arena_statistics, ddp_in_arena, empty, empty_like, is_in_arena, zeros
     from horon._backend import Options
+    from horon._gradients import SharedGradients, share_gradients
 
-__all__ = ["Options", "__version__"]
+__all__ = [
+    "Options",
+    "SharedGradients",
+    "__version__",
+    "arena_statistics",
+    "ddp_in_arena",
+    "empty",
+    "empty_like",
+    "is_in_arena",
+    "share_gradients",
+    "zeros",
+]
+
+# Where the names that need torch come from.
+_MODULES = {
+    "Options": "horon._backend",
+    "SharedGradients": "horon._gradients",
+    "arena_statistics": "horon._arena",
+    "ddp_in_arena": "horon._arena",
+    "empty": "horon._arena",
+    "empty_like": "horon._arena",
+    "is_in_arena": "horon._arena",
+    "share_gradients": "horon._gradients",
+    "zeros": "horon._arena",
+}
 
 # Note [Import inside import torch]: torch's entry point imports this package in the middle of `import torch`, where an
 # exception would break programs that never use horon. There, horon._register.autoload deals with a wrong build.
@@ -25,10 +52,8 @@ if not _version_check.is_torch_importing():
 
 
 def __getattr__(name: str) -> Any:
-    if name == "Options":
-        from horon._backend import Options
-
-        return Options
+    if name in _MODULES:
+        return getattr(importlib.import_module(_MODULES[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

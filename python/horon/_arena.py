@@ -1,0 +1,103 @@
+"""Tensors in this process's arena: see docs/arena.md."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from horon import _version_check
+
+_version_check.check()
+
+import torch  # noqa: E402  (after the version check, which gives a clear error)
+import torch.distributed as dist  # noqa: E402
+
+from horon import _C  # noqa: E402
+
+if TYPE_CHECKING:
+    from torch.nn.parallel import DistributedDataParallel
+
+
+def empty(
+    *size: int | Sequence[int],
+    dtype: torch.dtype | None = None,
+    requires_grad: bool = False,
+) -> torch.Tensor:
+    """An uninitialised CPU tensor in the arena, like ``torch.empty``.
+
+    Collectives on it need no copies where all ranks use such tensors; elsewhere it is an ordinary tensor.
+
+    Args:
+        size: Numbers, or one sequence of them.
+        dtype: Default: ``torch.get_default_dtype()``.
+        requires_grad: As in ``torch.empty``.
+
+    Raises:
+        torch.OutOfMemoryError: The budget is spent, or the system is short of memory.
+        ValueError: The arena is off (``HORON_ARENA_BYTES=0``).
+    """
+    tensor = _C.empty_in_arena(_sizes(size), dtype or torch.get_default_dtype())
+    return tensor.requires_grad_() if requires_grad else tensor
+
+
+def _sizes(size: tuple[int | Sequence[int], ...]) -> list[int]:
+    if len(size) == 1 and not isinstance(size[0], int):
+        return list(size[0])
+    return list(size)  # type: ignore[arg-type]  # C++ checks that they are numbers
+
+
+def zeros(
+    *size: int | Sequence[int],
+    dtype: torch.dtype | None = None,
+    requires_grad: bool = False,
+) -> torch.Tensor:
+    """Like :func:`empty`, filled with zeros."""
+    tensor = empty(*size, dtype=dtype).zero_()
+    return tensor.requires_grad_() if requires_grad else tensor
+
+
+def empty_like(tensor: torch.Tensor, *, dtype: torch.dtype | None = None, requires_grad: bool = False) -> torch.Tensor:
+    """An uninitialised tensor in the arena with size and layout of another CPU tensor, like ``torch.empty_like``.
+
+    Raises: as :func:`empty`.
+    """
+    like = _C.empty_like_in_arena(tensor, dtype)
+    return like.requires_grad_() if requires_grad else like
+
+
+def is_in_arena(tensor: torch.Tensor) -> bool:
+    """Whether the tensor's memory lies in this process's arena. False for tensors without elements."""
+    return _C.is_in_arena(tensor)
+
+
+def arena_statistics() -> dict[str, int]:
+    """Numbers of bytes: ``budget_bytes``, ``used_bytes`` (by tensors), ``reserved_bytes`` (memory taken from the
+    system), ``quarantined_bytes`` (lost to operations that failed; part of ``used_bytes``)."""
+    return _C.arena_statistics()
+
+
+def ddp_in_arena(model: DistributedDataParallel) -> DistributedDataParallel:
+    """Keeps a DDP model's gradient buckets in the arena, where they are averaged without copies.
+
+    Call it once, right after the model was wrapped. It registers a communication hook, so the model can have no other.
+    See docs/arena.md for the side effects. The process group's ranks all have to call it.
+
+    Args:
+        model: A ``DistributedDataParallel`` model on CPU whose process group is horon's.
+
+    Returns:
+        The same model.
+
+    Raises:
+        ValueError: The model is not on CPU, or its process group is not horon's.
+        RuntimeError: Another communication hook is registered.
+    """
+    if not isinstance(model, torch.nn.parallel.DistributedDataParallel):
+        raise TypeError(f"horon: ddp_in_arena: expected a DistributedDataParallel model, got {type(model).__name__}.")
+    if model.device.type != "cpu":
+        raise ValueError(f"horon: ddp_in_arena: the model is on {model.device}; only CPU models have arena buckets.")
+    backend = dist.get_backend(model.process_group)
+    if "horon" not in dist.get_backend_config(model.process_group) and backend != "horon":
+        raise ValueError(f"horon: ddp_in_arena: the model's process group uses {backend}; init it with 'horon'.")
+    _C.register_ddp_arena_hook(model.reducer, model.process_group, model.gradient_as_bucket_view)
+    return model

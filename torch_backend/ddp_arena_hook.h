@@ -1,0 +1,24 @@
+// DistributedDataParallel with its buckets in the arena.
+#pragma once
+
+#include <torch/csrc/distributed/c10d/reducer.hpp>
+
+#include "compat.h"
+
+namespace horon::torch_backend {
+
+// Note [DDP in the arena]
+// DDP allocates its buckets itself, and again before the second forward pass. So the hook looks
+// where a bucket is each time that it is called, moves its storage into the arena when it is
+// outside, and averages it there. The gradients that DDP shows as views of the bucket
+// (gradient_as_bucket_view=True) follow, because they share the storage. Only memory that was
+// handed out as a bare address, as NumPy does, would not: in that mode the old memory is kept as
+// long as the hook.
+//
+// Registers the hook. Requires: no other hook is registered, as Reducer checks.
+// `keep_old_memory`: see above.
+void register_ddp_arena_hook(c10d::Reducer& reducer,
+                             const c10::intrusive_ptr<c10d::ProcessGroup>& group,
+                             bool keep_old_memory);
+
+}  // namespace horon::torch_backend
