@@ -2,7 +2,8 @@
 
 `run_ranks` uses a pool of processes that lives as long as the pytest session; `run_fresh_processes` uses new ones and
 returns how each ended. Both fork from one zygote (zygote.py), and end what they started, by process id, in time.
-The backend under test is HORON_TEST_BACKEND ("horon" unless set); "gloo" validates the tests themselves.
+The backend under test is HORON_TEST_BACKEND ("horon" unless set); "gloo" validates the tests themselves. With
+HORON_TEST_FORBID_GLOO=1 nothing in the ranks can make a Gloo group: within a host none is needed.
 """
 
 from __future__ import annotations

@@ -6,6 +6,8 @@ HORON_HOST_ID makes ranks of one machine count as different hosts.
 from __future__ import annotations
 
 import os
+import signal
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -14,7 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from harness import expect_error, on_gloo, run_ranks
+from harness import assert_clean_exits, expect_error, on_gloo, run_fresh_processes, run_ranks
 from operations import KINDS, start
 
 pytestmark = pytest.mark.skipif(on_gloo(), reason="gloo: is what carries them")
@@ -117,3 +119,33 @@ def _disagreement(rank: int, world_size: int, hosts: list[int], path: str) -> No
 
 def test_disagreement_is_an_error_on_every_rank(tmp_path: Path) -> None:
     run_ranks(_disagreement, 2, [0, 1], str(tmp_path / "store"), init=False)
+
+
+def _ends_with_pending(rank: int, world_size: int, path: str, how: str) -> None:
+    os.environ["HORON_HOST_ID"] = f"host{rank}"
+    dist.init_process_group("horon", init_method=f"file://{path}", rank=rank, world_size=world_size)
+    dist.barrier()
+    if rank == 0 and how == "operation":
+        globals()["kept"] = [dist.all_reduce(torch.ones(count), async_op=True) for count in (5, 1 << 20)]
+    elif rank == 0 and how == "waiting thread":
+        entered = threading.Event()
+        threading.Thread(target=lambda: (entered.set(), dist.barrier()), daemon=True).start()
+        entered.wait()
+    elif rank == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if rank == 1 and how == "killed peer":
+        expect_error(lambda: dist.all_reduce(torch.ones(5)), within_s=10)
+
+
+@pytest.mark.parametrize("how", ["operation", "waiting thread", "killed peer"])
+def test_bad_ends(how: str, tmp_path: Path) -> None:
+    outcomes = run_fresh_processes(
+        _ends_with_pending,
+        2,
+        str(tmp_path / "store"),
+        how,
+        init=False,
+        timeout=30,
+        env={"TORCH_INCLUDE_STACK_TRACE": "0"},
+    )
+    assert_clean_exits(outcomes, [-signal.SIGKILL if how == "killed peer" else 0, 0])

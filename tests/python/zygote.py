@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import gc
 import importlib
 import os
 import pickle
@@ -22,7 +23,7 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -126,13 +127,33 @@ def init_group(job: dict[str, Any]) -> None:
     )
 
 
+@contextlib.contextmanager
+def gloo_forbidden() -> Iterator[None]:
+    """While it lasts, whoever makes a Gloo group in this process gets an error: horon, torch, or the test."""
+    import torch.distributed as dist
+
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("HORON_TEST_FORBID_GLOO: a Gloo group was asked for")
+
+    saved = dist.ProcessGroupGloo
+    modules: list[Any] = [dist, dist.distributed_c10d]
+    for module in modules:
+        module.ProcessGroupGloo = refuse
+    try:
+        yield
+    finally:
+        for module in modules:
+            module.ProcessGroupGloo = saved
+
+
 def run_job(job: dict[str, Any]) -> Any:
     """Runs one job's function, inside a process group if it asks for one."""
     os.environ.update(job["env"])
     function = load_function(job["path"], job["function"])
-    if job["init"]:
-        init_group(job)
-    return function(job["rank"], job["world_size"], *job["args"])
+    with gloo_forbidden() if os.environ.get("HORON_TEST_FORBID_GLOO") == "1" else contextlib.nullcontext():
+        if job["init"]:
+            init_group(job)
+        return function(job["rank"], job["world_size"], *job["args"])
 
 
 def send_reply(connection: Connection, reply: tuple[Any, ...]) -> None:
@@ -183,6 +204,9 @@ def preload() -> None:
     import torch.distributed.tensor  # noqa: F401
 
     warnings.simplefilter("ignore", FutureWarning)  # Names that torch deprecates are tested on purpose.
+    # The children's collectors leave alone what exists now: at exit they would touch, and so copy, all of its pages.
+    gc.collect()
+    gc.freeze()
 
 
 def main() -> None:
