@@ -39,38 +39,44 @@ def format_bytes(size_bytes: int) -> str:
 class Timing:
     """One cell: how long a call took, over the samples of all ranks, and the bandwidths that follow from the median.
 
-    algbw is the tensor's bytes / time. busbw is algbw times `bus_factor`, which is what the busiest link carries
+    algbw is `size_bytes` / time. busbw is algbw times `bus_factor`, which is what the busiest link carries
     (nccl-tests, doc/PERFORMANCE.md): 2 (n - 1) / n for all-reduce, 1 for a copy.
     """
 
+    collective: str
     size_bytes: int
     contender: str
     samples: int
     median_us: float
     p99_us: float
+    p99_over_median: float
     min_us: float
     algbw_gb_per_s: float
     busbw_gb_per_s: float
 
 
-def summarize(contender: str, size_bytes: int, bus_factor: float, durations_ns: Sequence[int]) -> Timing:
+def summarize(
+    contender: str, size_bytes: int, bus_factor: float, durations_ns: Sequence[float], *, collective: str
+) -> Timing:
     """Requires at least one duration."""
     ordered = sorted(durations_ns)
-    median_ns = quantile(ordered, 0.5)
+    median_ns, p99_ns = quantile(ordered, 0.5), quantile(ordered, 0.99)
     algbw = size_bytes / median_ns  # bytes per ns are GB per s
     return Timing(
+        collective=collective,
         size_bytes=size_bytes,
         contender=contender,
         samples=len(ordered),
         median_us=median_ns / 1e3,
-        p99_us=quantile(ordered, 0.99) / 1e3,
+        p99_us=p99_ns / 1e3,
+        p99_over_median=p99_ns / median_ns,
         min_us=ordered[0] / 1e3,
         algbw_gb_per_s=algbw,
         busbw_gb_per_s=algbw * bus_factor,
     )
 
 
-def quantile(ordered: Sequence[int], fraction: float) -> float:
+def quantile(ordered: Sequence[float], fraction: float) -> float:
     """Interpolates linearly between the two nearest of the sorted values."""
     position = fraction * (len(ordered) - 1)
     below = int(position)
@@ -80,8 +86,6 @@ def quantile(ordered: Sequence[int], fraction: float) -> float:
 
 def machine_info(script: str) -> dict[str, Any]:
     """Describes where and how a result was measured. `script` is the benchmark's path within the repository."""
-    import torch
-
     return {
         "cpu": _cpu_model(),
         "cores": len(os.sched_getaffinity(0)),
@@ -89,10 +93,18 @@ def machine_info(script: str) -> dict[str, Any]:
         "load_average_before": round(os.getloadavg()[0], 2),
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "python": platform.python_version(),
-        "torch": torch.__version__,
+        "torch": _torch_version(),
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "command": shlex.join(["python", script, *sys.argv[1:]]),
     }
+
+
+def _torch_version() -> str:
+    try:
+        import torch
+    except ImportError:
+        return "none"
+    return str(torch.__version__)
 
 
 def l3_bytes() -> int:
@@ -100,6 +112,11 @@ def l3_bytes() -> int:
     caches = Path("/sys/devices/system/cpu/cpu0/cache")
     sizes = [parse_bytes(path.read_text()) for path in caches.glob("index*/size") if path.read_text().strip()]
     return max(sizes, default=_ASSUMED_L3_BYTES)
+
+
+def default_peers() -> Path:
+    """Returns where build_peers.sh puts the peers unless told otherwise; HORON_BENCH_PEERS overrides it."""
+    return Path(os.environ.get("HORON_BENCH_PEERS", Path(__file__).resolve().parents[1] / ".venv-peers"))
 
 
 def _cpu_model() -> str:
@@ -116,12 +133,15 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]
     except ImportError:
         _print_plain_table(title, columns, rows)
         return
-    table = Table(title=title, title_justify="left")
+    table = Table()
     for i, column in enumerate(columns):
         table.add_column(column, justify="left" if i < 2 else "right")
     for row in rows:
         table.add_row(*row)
-    Console().print(table)
+    # Where nobody looks (a pipe, a log) no column is cut.
+    console = Console(width=None if sys.stdout.isatty() else 160, highlight=False)
+    console.print(f"\n{title}", markup=False)  # not the table's own title, which is as narrow as the table
+    console.print(table)
 
 
 def _print_plain_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
@@ -137,15 +157,16 @@ def _print_plain_table(title: str, columns: Sequence[str], rows: Sequence[Sequen
 
 def timing_rows(timings: Sequence[Timing], without_bandwidth: Sequence[str] = ()) -> tuple[list[str], list[list[str]]]:
     """Returns columns and rows for `print_table`; `without_bandwidth` names contenders that move no data."""
-    columns = ["size", "contender", "median us", "p99 us", "algbw GB/s", "busbw GB/s", "samples"]
+    columns = ["size", "contender", "median us", "p99 us", "p99/p50", "algbw GB/s", "busbw GB/s", "samples"]
     rows = [
         [
             format_bytes(t.size_bytes),
             t.contender,
-            f"{t.median_us:,.1f}",
+            f"{t.median_us:,.2f}" if t.median_us < 100 else f"{t.median_us:,.1f}",
             f"{t.p99_us:,.1f}",
-            "-" if t.contender in without_bandwidth else f"{t.algbw_gb_per_s:.3g}",
-            "-" if t.contender in without_bandwidth else f"{t.busbw_gb_per_s:.3g}",
+            f"{t.p99_over_median:.1f}",
+            "-" if t.contender in without_bandwidth or not t.size_bytes else f"{t.algbw_gb_per_s:.3g}",
+            "-" if t.contender in without_bandwidth or not t.size_bytes else f"{t.busbw_gb_per_s:.3g}",
             f"{t.samples:,}",
         ]
         for t in timings
@@ -162,8 +183,22 @@ def ratios(timings: Sequence[Timing], subject: str) -> dict[int, dict[str, float
             for (size_of_other, other), median in medians.items()
             if size_of_other == size and other != subject
         }
-        for size in sorted({t.size_bytes for t in timings})
+        for size in sorted({t.size_bytes for t in timings if t.contender == subject})
     }
+
+
+def ratios_by_collective(timings: Sequence[Timing], subject: str) -> dict[str, dict[str, dict[str, float]]]:
+    """Returns `ratios` by collective, with the sizes as text, as JSON has them."""
+    return {
+        collective: {
+            str(size): row for size, row in ratios([t for t in timings if t.collective == collective], subject).items()
+        }
+        for collective in dict.fromkeys(t.collective for t in timings)
+    }
+
+
+def format_ratio(ratio: float | None) -> str:
+    return "-" if ratio is None else f"{ratio:.3g}"
 
 
 def write_json(path: Path, machine: Mapping[str, Any], timings: Sequence[Timing], **more: Any) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +10,17 @@ from common import Timing, format_bytes
 
 # The subject is the one saturated line; the references are told apart by grey level and dash, and by their labels.
 _SUBJECT: dict[str, Any] = {"color": "#c1272d", "linewidth": 2.2, "marker": "o", "zorder": 3}
-_PEERS = ("#1f4e79", "#3c8d5a", "#b8860b")
-_REFERENCES: dict[str, Any] = {"fake": {"linestyle": ":"}, "memcpy": {"linestyle": "--"}}
+_VARIANTS: dict[str, Any] = {  # of the subject
+    "horon-arena": {"color": "#e2703a", "linewidth": 1.8, "marker": "^", "zorder": 3},
+    "horon-op": {"color": "#8e2a5b", "linewidth": 1.8, "marker": "v", "zorder": 3},
+}
+_PEERS = ("#1f4e79", "#3c8d5a", "#b8860b", "#6a5acd")
+_REFERENCES: dict[str, Any] = {
+    "fake": {"linestyle": ":"},
+    "noop": {"linestyle": (0, (1, 3))},
+    "memcpy": {"linestyle": "--"},
+    "memcpy-all": {"linestyle": "-."},
+}
 
 
 def plot_by_size(
@@ -44,6 +53,8 @@ def plot_by_size(
         medians = [t.median_us for t in cells]
         if contender == subject:
             style: dict[str, Any] = dict(_SUBJECT)
+        elif contender in _VARIANTS:
+            style = dict(_VARIANTS[contender])
         elif contender in _REFERENCES:
             style = {"color": "#777777", "linewidth": 1.3, **_REFERENCES[contender]}
         else:
@@ -61,7 +72,7 @@ def plot_by_size(
             bandwidth.plot(sizes, [t.algbw_gb_per_s for t in cells], label=contender, **style)
 
     latency.set(title="Time of a call: median (shaded: up to p99)", ylabel="microseconds")
-    bandwidth.set(title="Bandwidth: tensor bytes / median time (algbw)", ylabel="GB/s")
+    bandwidth.set(title="Bandwidth: size / median time (algbw)", ylabel="GB/s")
     ticks = sorted({timing.size_bytes for timing in timings})
     for axes in (latency, bandwidth):
         axes.set_xscale("log", base=2)
@@ -71,6 +82,30 @@ def plot_by_size(
         axes.set_xlabel("tensor size")
         axes.grid(True, which="major", alpha=0.25)
         axes.legend(frameon=False)
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, dpi=150)
+    pyplot.close(figure)
+
+
+def plot_speeds(path: Path, title: str, speeds: Mapping[str, Mapping[str, float]]) -> None:
+    """Writes bars: for each model, the speed of each variant as a part of the bare model's."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, panels = pyplot.subplots(
+        1, len(speeds), figsize=(5 * len(speeds), 3.5), layout="constrained", squeeze=False
+    )
+    figure.suptitle(title, fontsize=10)
+    for axes, (model, by_variant) in zip(panels[0], speeds.items(), strict=True):
+        names = list(by_variant)
+        colors = [_SUBJECT["color"] if name.startswith("horon") else "#9aa5b1" for name in names]
+        bars = axes.barh(names, [100 * by_variant[name] for name in names], color=colors, height=0.6)
+        axes.bar_label(bars, fmt="%.0f %%", padding=3, fontsize=9)
+        axes.axvline(100, color="#444444", linewidth=0.8, linestyle=":")
+        axes.set(title=model, xlabel="% of the bare model's speed without communication", xlim=(0, 118))
+        axes.invert_yaxis()
         axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=150)
     pyplot.close(figure)
