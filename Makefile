@@ -26,7 +26,7 @@ TEST_DEPENDENCIES := pytest expecttest psutil
 LINT_DEPENDENCIES := ruff mypy
 BENCH_DEPENDENCIES := matplotlib
 
-CXX_FILES = $(shell find csrc torch_backend tests/cpp -name '*.cc' -o -name '*.h')
+CXX_FILES = $(shell find csrc torch_backend tests/cpp benchmarks -name '*.cc' -o -name '*.h')
 SOURCES := setup.py pyproject.toml CMakeLists.txt \
   $(shell find csrc torch_backend -name '*.cc' -o -name '*.h' -o -name CMakeLists.txt) \
   $(shell find python/horon -name '*.py' -o -name '*.pyi' | grep -v _build_info)
