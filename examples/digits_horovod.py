@@ -14,14 +14,13 @@ import json
 import sys
 from pathlib import Path
 
+import horon.torch as hvd
 import torch
 from digits_ddp import BATCH_PER_RANK, HELD_OUT, SEED, build_model, load_checkpoint, load_data, save_checkpoint
 from torch import nn
 from torch.utils.data import DataLoader
 from torch.utils.data.distributed import DistributedSampler
 from tqdm import tqdm
-
-import horon.torch as hvd
 
 LEARNING_RATE_PER_RANK = 1e-3
 

@@ -28,9 +28,8 @@ def _reference(tensors: list[torch.Tensor], op: int) -> torch.Tensor:
         4: stacked.amax(0),
         5: stacked.prod(0),
     }[op]
-    return (
-        result.trunc().to(tensors[0].dtype) if not tensors[0].dtype.is_floating_point else result.to(tensors[0].dtype)
-    )
+    dtype = tensors[0].dtype
+    return (result if dtype.is_floating_point else result.trunc()).to(dtype)
 
 
 def _close(found: torch.Tensor, expected: torch.Tensor) -> None:

@@ -14,9 +14,7 @@ def _mismatches(rank: int, size: int) -> None:
     with horovod() as hvd:
         first = rank == 0
         cases = {
-            "Mismatched data types": lambda: hvd.allreduce(
-                torch.ones(3, dtype=torch.int32 if first else torch.float32)
-            ),
+            "Mismatched data types": lambda: hvd.allreduce(torch.ones(3).to(torch.int32 if first else torch.float32)),
             "Mismatched ALLREDUCE tensor shapes": lambda: hvd.allreduce(torch.ones(3 if first else 4)),
             "Mismatched prescale and/or postscale factors": lambda: hvd.allreduce(
                 torch.ones(3), prescale_factor=0.5 if first else 1.0

@@ -1,4 +1,4 @@
-"""broadcast_parameters, broadcast_optimizer_state, broadcast_object, allgather_object, sparse_allreduce_async, timeline."""
+"""Parameters, optimizers and objects from one rank to all; sparse tensors; the timeline."""
 
 from __future__ import annotations
 

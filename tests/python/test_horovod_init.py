@@ -25,7 +25,8 @@ import horon.torch as hvd
 hvd.init()
 total = hvd.allreduce(torch.ones(5) * hvd.rank(), op=hvd.Sum, name="x")
 assert total.tolist() == [float(sum(range(hvd.size())))] * 5
-print("place", hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size(), hvd.cross_rank(), hvd.cross_size(), flush=True)
+place = hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size(), hvd.cross_rank(), hvd.cross_size()
+print("place", *place, flush=True)
 hvd.shutdown()
 hvd.init()
 hvd.barrier()

@@ -117,7 +117,7 @@ def test_reduce_ops() -> None:
 @pytest.mark.parametrize(
     ("module", "names"),
     [
-        ("horon.torch.mpi_ops", "init allreduce_async_ synchronize poll rank size Average handle_average_backwards_compatibility"),
+        ("horon.torch.mpi_ops", "init allreduce_async_ synchronize poll rank size Average is_homogeneous"),
         ("horon.torch.functions", "broadcast_parameters broadcast_optimizer_state broadcast_object allgather_object"),
         ("horon.torch.compression", "Compression Compressor NoneCompressor FP16Compressor"),
         ("horon.torch.optimizer", "DistributedOptimizer"),
