@@ -48,6 +48,10 @@ class Pending:
     keeps: Any
 
 
+_GONE = Pending(list, None)
+"""What is left of an operation that was in flight at shutdown: synchronize() says so."""
+
+
 class Context:
     """An initialised Horovod: engine, topology, names, and operations in flight.
 
@@ -133,7 +137,7 @@ class Context:
                 return
             self._engine = self._topology = self._made_group = None
             self._guard.remove()
-            self.pending.clear()
+            self.pending = dict.fromkeys(self.pending, _GONE)
             for process_set in self.process_sets:
                 process_set.process_set_id = None
             self.process_sets.clear()
@@ -188,6 +192,7 @@ class Context:
             raise
         self._counters.clear()
         self._n_joins = 0
+        self.pending = {}
         self._engine, self._topology, self._made_group = engine, topology, made_group
         if made_group is not None:
             self._guard.install()
@@ -239,7 +244,7 @@ def _within(ranks: list[int], launch: Launch) -> Launch:
 def _check_process_sets(process_sets: Sequence[Sequence[int]], size: int) -> None:
     seen = {tuple(range(size))}
     for index, ranks in enumerate(process_sets):
-        if not all(0 <= rank < size for rank in ranks):
+        if not ranks or not all(0 <= rank < size for rank in ranks):
             raise ValueError(f"horon: process set {list(ranks)}: ranks must be from 0 to {size - 1}.")
         if tuple(ranks) in seen:
             raise ValueError("duplicate process set", index)

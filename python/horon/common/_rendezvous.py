@@ -40,6 +40,7 @@ def make_store(launch: Launch, timeout: timedelta) -> Any:
             is_master=launch.rank == 0,
             timeout=timeout,
             wait_for_workers=False,
+            multi_tenant=True,  # so that init_process_group("...", init_method="env://") can serve on the same port
         )
     if launch.job_id is not None and launch.is_one_host:
         return dist.FileStore(str(_private_folder(launch) / f"store-{launch.job_id}"), launch.size)

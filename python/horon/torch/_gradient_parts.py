@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 
 from horon import _arena
-from horon.torch.compression import Compressor, NoneCompressor, _CastCompressor
+from horon.torch.compression import Compressor, NoneCompressor, dtype_sent_by
 
 _NO_GRAPH = "horon: gradients that have gradients themselves (create_graph=True) can not be reduced"
 
@@ -56,9 +56,9 @@ SparseReduction = Callable[[torch.Tensor, str], Callable[[], torch.Tensor]]
 """Starts to reduce a sparse gradient under a name; returns what waits for the result."""
 
 
-def has_zero_copy_cast(compression: type[Compressor]) -> bool:
-    """Whether a compression treats many gradients side by side as it treats each, so that they can be packed."""
-    return compression is NoneCompressor or issubclass(compression, _CastCompressor)
+def works_by_element(compression: type[Compressor]) -> bool:
+    """Whether a compression treats gradients side by side as it treats each of them, so that they can be packed."""
+    return compression is NoneCompressor or dtype_sent_by(compression) is not None
 
 
 def strides_of_gradient(parameter: torch.Tensor) -> tuple[int, ...]:
@@ -91,8 +91,9 @@ class Packed:
             part = self._buffer[start : start + slot.parameter.numel()]
             slot.view = part.as_strided(slot.parameter.size(), strides_of_gradient(slot.parameter))
         self._sent = self._buffer
-        if issubclass(compression, _CastCompressor) and first.dtype.is_floating_point:
-            self._sent = new_buffer(starts[-1], compression.dtype, first.device)
+        dtype_sent = dtype_sent_by(compression)
+        if dtype_sent is not None and first.dtype.is_floating_point:
+            self._sent = new_buffer(starts[-1], dtype_sent, first.device).zero_()
         self._sparse_as_dense = sparse_as_dense
         self._sparse: list[Slot] = []
 
@@ -144,6 +145,7 @@ class Direct:
     def __init__(self, slot: Slot, compression: type[Compressor], sparse_as_dense: bool) -> None:
         self.slots = (slot,)
         self._slot = slot
+        self._strides = strides_of_gradient(slot.parameter)
         self._compression = compression
         self._sparse_as_dense = sparse_as_dense
         self._cast: torch.Tensor | None = None
@@ -165,12 +167,13 @@ class Direct:
             gradient = gradient.to_dense()
         assert not gradient.requires_grad, _NO_GRAPH
         self._gradient = gradient
-        flat = self._flat(gradient)
-        if issubclass(self._compression, _CastCompressor) and flat.dtype.is_floating_point:
+        flat = self._flat(gradient, self._strides)
+        dtype_sent = dtype_sent_by(self._compression)
+        if dtype_sent is not None and flat.dtype.is_floating_point:
             if self._cast is None:
-                self._cast = new_buffer(flat.numel(), self._compression.dtype, flat.device)
+                self._cast = new_buffer(flat.numel(), dtype_sent, flat.device)
             self._sent = self._cast.copy_(flat)
-        elif self._compression is NoneCompressor:
+        elif works_by_element(self._compression):
             self._sent = flat
         else:
             sent, self._ctx = self._compression.compress(gradient)
@@ -181,9 +184,9 @@ class Direct:
         gradient, sent = self._gradient, self._sent
         assert gradient is not None
         assert sent is not None
-        if has_zero_copy_cast(self._compression):
+        if works_by_element(self._compression):
             if sent.data_ptr() != gradient.data_ptr() or sent.dtype != gradient.dtype:
-                gradient.copy_(sent.as_strided(gradient.size(), strides_of_gradient(gradient)))
+                gradient.copy_(sent.as_strided(gradient.size(), self._strides))
         else:
             result = self._compression.decompress(sent, self._ctx)
             if result is not gradient:
@@ -202,9 +205,10 @@ class Direct:
         return slot.view
 
     @staticmethod
-    def _flat(gradient: torch.Tensor) -> torch.Tensor:
-        """All elements in the order of memory if that is autograd's own layout, else a copy in that layout."""
-        strides = strides_of_gradient(gradient)
+    def _flat(gradient: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
+        """All elements in the order of memory, which is the same on all ranks; a copy if the layout is another one."""
         if gradient.stride() != strides:
-            gradient = torch.empty_like(gradient).copy_(gradient)
+            copy = torch.empty(gradient.numel(), dtype=gradient.dtype, device=gradient.device)
+            copy.as_strided(gradient.size(), strides).copy_(gradient)
+            return copy
         return gradient.as_strided((gradient.numel(),), (1,))

@@ -16,7 +16,7 @@ from horon.common.exceptions import HorovodInternalError
 from horon.common.process_sets import ProcessSet
 from horon.common.util import split_list
 from horon.torch._allreduce import sparse_allreduce_async
-from horon.torch._gradient_parts import Direct, Packed, Part, Slot, has_zero_copy_cast
+from horon.torch._gradient_parts import Direct, Packed, Part, Slot, works_by_element
 from horon.torch._issue import id_of
 from horon.torch.compression import Compressor
 
@@ -247,7 +247,7 @@ class GradientReducer:
 
     def _is_direct(self, slot: Slot) -> bool:
         n_bytes = slot.parameter.numel() * slot.parameter.dtype.itemsize
-        return n_bytes >= _DIRECT_BYTES or not has_zero_copy_cast(self._options.compression)
+        return n_bytes >= _DIRECT_BYTES or not works_by_element(self._options.compression)
 
     def _parts_of(self, slots: list[Slot]) -> list[Part]:
         options = self._options

@@ -47,6 +47,11 @@ class _CastCompressor(Compressor):
         return tensor.to(ctx)
 
 
+def dtype_sent_by(compression: type[Compressor]) -> torch.dtype | None:
+    """The dtype in which a compression sends floating point tensors; None if it is none of horon's casts."""
+    return compression.dtype if isinstance(compression, type) and issubclass(compression, _CastCompressor) else None
+
+
 class FP16Compressor(_CastCompressor):
     """Sends floating point tensors as float16 (largest number 65504). Source: Horovod 0.28.1 ``FP16Compressor``."""
 

@@ -14,7 +14,7 @@ from horon.torch.functions import broadcast_object, broadcast_optimizer_state, b
 
 
 class StateHandler:
-    """Saves, restores and sends one object with a state_dict. Derive from it for other types (sync at least).
+    """Saves, restores and sends one object. Derive from it for types of your own.
 
     Args:
         value: The object.
@@ -24,16 +24,14 @@ class StateHandler:
 
     def __init__(self, value: Any) -> None:
         self.value = value
-        self._saved: Any = None
-        self.save()
 
     def save(self) -> None:
         """Copies the state in memory."""
-        self._saved = copy.deepcopy(self.value.state_dict())
+        raise NotImplementedError
 
     def restore(self) -> None:
         """Goes back to what was saved last."""
-        self.value.load_state_dict(copy.deepcopy(self._saved))
+        raise NotImplementedError
 
     def sync(self) -> None:
         """Sends rank 0's state to all."""
@@ -45,21 +43,36 @@ class StateHandler:
         self.save()
 
 
-class ModelStateHandler(StateHandler):
+class _StateDictHandler(StateHandler):
+    """Of an object with state_dict() and load_state_dict()."""
+
+    def __init__(self, value: Any) -> None:
+        super().__init__(value)
+        self._saved: Any = None
+        self.save()
+
+    def save(self) -> None:
+        self._saved = copy.deepcopy(self.value.state_dict())
+
+    def restore(self) -> None:
+        self.value.load_state_dict(copy.deepcopy(self._saved))
+
+
+class ModelStateHandler(_StateDictHandler):
     """Of a module. Source: Horovod 0.28.1 ``ModelStateHandler``."""
 
     def sync(self) -> None:
         broadcast_parameters(self.value.state_dict(), root_rank=0)
 
 
-class OptimizerStateHandler(StateHandler):
+class OptimizerStateHandler(_StateDictHandler):
     """Of an optimizer. Source: Horovod 0.28.1 ``OptimizerStateHandler``."""
 
     def sync(self) -> None:
         broadcast_optimizer_state(self.value, root_rank=0)
 
 
-class SamplerStateHandler(StateHandler):
+class SamplerStateHandler(_StateDictHandler):
     """Of an ElasticSampler. Source: Horovod 0.28.1 ``SamplerStateHandler``."""
 
     def sync(self) -> None:
