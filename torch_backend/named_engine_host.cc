@@ -144,7 +144,7 @@ TensorList NamedEngineHost::wait(std::uint64_t handle) {
 }
 
 std::uint64_t NamedEngineHost::join() {
-  return submit(named_signal(NamedKind::kJoin, 0, kJoinName), true);
+  return submit(named_signal(NamedKind::kJoin, 0, kJoinName), false);
 }
 
 std::uint64_t NamedEngineHost::barrier(int process_set) {
@@ -155,7 +155,7 @@ std::uint64_t NamedEngineHost::barrier(int process_set) {
   const std::string name = concat("horon.barrier.", process_set);
   return submit(named_signal(NamedKind::kBarrier, process_set,
                              concat(name, '.', engine().next_number(name))),
-                true);
+                false);
 }
 
 int NamedEngineHost::change_sets(const OperationPtr& operation) {
