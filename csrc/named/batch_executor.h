@@ -34,6 +34,10 @@ class BatchExecutor {
   // Throws as Transport::run.
   void run(const std::vector<BatchTensor>& batch, int root, const WaitContext& context);
 
+  // Every rank's numbers, one rank after another. All ranks call it, with equally many numbers.
+  std::vector<std::int64_t> gather_numbers(const std::vector<std::int64_t>& numbers,
+                                           const WaitContext& context);
+
  private:
   void all_reduce(const std::vector<BatchTensor>& batch, const WaitContext& context);
   void all_reduce_alone(const BatchTensor& tensor, const WaitContext& context);
@@ -42,10 +46,6 @@ class BatchExecutor {
   void broadcast(const BatchTensor& tensor, int root, const WaitContext& context);
   void all_to_all(const BatchTensor& tensor, const WaitContext& context);
   void reduce_scatter(const BatchTensor& tensor, const WaitContext& context);
-
-  // Every rank's numbers, `count` of each, one rank after another.
-  std::vector<std::int64_t> gather_numbers(const std::vector<std::int64_t>& numbers,
-                                           const WaitContext& context);
   // For reductions.
   Request reduction(OpKind kind, const BatchTensor& like, std::uint64_t count) const;
   // Reused from batch to batch.

@@ -59,11 +59,28 @@ NamedEngine::NamedEngine(Parts parts, const NamedOptions& options)
     agreement_ = std::make_unique<Agreement>(n_ranks_);
   }
   add_set(0, world);
+  compare_settings();
   channel_->leave_to_background(true);
   background_ = std::thread([this] { background_loop(); });
 }
 
 NamedEngine::~NamedEngine() { shutdown(); }
+
+// What decides about batches has to be the same everywhere.
+void NamedEngine::compare_settings() {
+  const std::vector<std::int64_t> own = {
+      static_cast<std::int64_t>(options_.fusion.threshold_bytes),
+      static_cast<std::int64_t>(options_.fusion.alone_bytes)};
+  const WaitContext context{Deadline::after(options_.timeout), nullptr};
+  const std::vector<std::int64_t> all = executors_.at(0)->gather_numbers(own, context);
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    if (all[i] != all[i % own.size()]) {
+      throw UsageError(concat("HORON_FUSION_THRESHOLD must be the same on all ranks: rank 0 has ",
+                              all[0], " bytes, rank ", i / own.size(), " has ",
+                              all[i / own.size() * own.size()], '.'));
+    }
+  }
+}
 
 // ---- From any thread ------------------------------------------------------------------------
 

@@ -104,6 +104,7 @@ class NamedEngine {
   void leave();
   void hand_on();
   void call_background();
+  void compare_settings();
   void background_loop();
   std::uint32_t attend_in_background();
   void abort_lanes(const std::string& reason);
