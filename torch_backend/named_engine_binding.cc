@@ -94,8 +94,9 @@ void bind_named_engine(py::module_& module) {
       .def(
           "allgather",
           [](Host& self, const TensorList& tensors, const Names& names, int set) {
-            return translating(
-                [&] { return self.submit(named_allgather(self.view(set), tensors, names), false); });
+            return translating([&] {
+              return self.submit(named_allgather(self.view(set), tensors, names), false);
+            });
           },
           py::arg("tensors"), py::arg("names"), py::arg("process_set"), NoGil())
       .def(
@@ -103,7 +104,8 @@ void bind_named_engine(py::module_& module) {
           [](Host& self, const at::Tensor& tensor, const at::Tensor& output, int root,
              const std::string& name, int set) {
             return translating([&] {
-              return self.submit(named_broadcast(self.view(set), tensor, output, root, name), false);
+              return self.submit(named_broadcast(self.view(set), tensor, output, root, name),
+                                 false);
             });
           },
           py::arg("tensor"), py::arg("output"), py::arg("root_rank"), py::arg("name"),
@@ -123,9 +125,9 @@ void bind_named_engine(py::module_& module) {
           [](Host& self, const TensorList& tensors, const Names& names, int op, double prescale,
              double postscale, int set) {
             return translating([&] {
-              return self.submit(named_reducescatter(self.view(set), tensors, names,
-                                                     {op, prescale, postscale, 0}),
-                                 false);
+              return self.submit(
+                  named_reducescatter(self.view(set), tensors, names, {op, prescale, postscale, 0}),
+                  false);
             });
           },
           py::arg("tensors"), py::arg("names"), py::arg("op"), py::arg("prescale"),
@@ -156,7 +158,9 @@ void bind_named_engine(py::module_& module) {
           py::arg("ranks"), NoGil())
       .def(
           "remove_process_set",
-          [](Host& self, int id) { return translating([&] { return self.remove_process_set(id); }); },
+          [](Host& self, int id) {
+            return translating([&] { return self.remove_process_set(id); });
+          },
           py::arg("id"), NoGil())
       .def(
           "process_set_ranks",
@@ -169,8 +173,7 @@ void bind_named_engine(py::module_& module) {
       .def(
           "start_timeline",
           [](Host& self, const std::string& path, bool mark_cycles) {
-            translating(
-                [&] { self.engine().timeline().start(path, self.rank(), mark_cycles); });
+            translating([&] { self.engine().timeline().start(path, self.rank(), mark_cycles); });
           },
           py::arg("path"), py::arg("mark_cycles") = false, NoGil())
       .def(
@@ -184,8 +187,7 @@ void bind_named_engine(py::module_& module) {
             translating([&] { self.engine().abort(reason); });
           },
           py::arg("reason"), NoGil())
-      .def_property_readonly("is_running",
-                             [](Host& self) { return self.engine().is_running(); });
+      .def_property_readonly("is_running", [](Host& self) { return self.engine().is_running(); });
 }
 
 }  // namespace horon::torch_backend

@@ -56,8 +56,7 @@ std::unique_ptr<ControlChannel> make_channel(const c10::intrusive_ptr<c10d::Stor
                                              const GroupIdentity& identity, const Options& options,
                                              const Deadline& deadline) {
   StoreAdapter adapter(with_prefix("named/control", store));
-  auto shared =
-      rendezvous(adapter, identity, ShmControlChannel::options(options), deadline);
+  auto shared = rendezvous(adapter, identity, ShmControlChannel::options(options), deadline);
   if (!shared) {
     throw UsageError(
         "named operations between ranks that do not share memory are not implemented yet: start "
@@ -100,10 +99,9 @@ NamedEngineHost::NamedEngineHost(const c10::intrusive_ptr<c10d::Store>& store, i
     const auto place = std::find(ranks.begin(), ranks.end(), rank) - ranks.begin();
     const GroupIdentity members{static_cast<int>(place), static_cast<int>(ranks.size()), ranks};
     const auto own_store = with_prefix(concat("named/set", id), store);
-    return std::make_unique<GroupLane>(
-        Group::make(own_store, members, options, timeout, [&] {
-          return make_gloo(with_prefix("gloo", own_store), members.rank, members.n_ranks);
-        }));
+    return std::make_unique<GroupLane>(Group::make(own_store, members, options, timeout, [&] {
+      return make_gloo(with_prefix("gloo", own_store), members.rank, members.n_ranks);
+    }));
   };
   engine_ = std::make_unique<NamedEngine>(std::move(parts), named);
 }
@@ -153,9 +151,9 @@ std::uint64_t NamedEngineHost::barrier(int process_set) {
     throw UsageError(concat("BARRIER: rank ", rank_, " is not in process set ", process_set, '.'));
   }
   const std::string name = concat("horon.barrier.", process_set);
-  return submit(named_signal(NamedKind::kBarrier, process_set,
-                             concat(name, '.', engine().next_number(name))),
-                false);
+  return submit(
+      named_signal(NamedKind::kBarrier, process_set, concat(name, '.', engine().next_number(name))),
+      false);
 }
 
 int NamedEngineHost::change_sets(const OperationPtr& operation) {
@@ -167,8 +165,8 @@ int NamedEngineHost::add_process_set(std::vector<int> ranks) {
   std::sort(ranks.begin(), ranks.end());
   if (ranks.empty() || ranks.front() < 0 || ranks.back() >= size_ ||
       std::adjacent_find(ranks.begin(), ranks.end()) != ranks.end()) {
-    throw UsageError(concat("a process set consists of different ranks between 0 and ", size_ - 1,
-                            '.'));
+    throw UsageError(
+        concat("a process set consists of different ranks between 0 and ", size_ - 1, '.'));
   }
   const std::string name = "horon.process_set.add";
   return change_sets(named_signal(NamedKind::kAddProcessSet, 0,

@@ -23,8 +23,8 @@ bool is_plain(const at::Tensor& tensor) {
 
 void check_names(NamedKind kind, std::size_t tensors, const std::vector<std::string>& names) {
   TORCH_CHECK_VALUE(tensors > 0, "horon: ", name(kind), ": expected at least one tensor.");
-  TORCH_CHECK_VALUE(names.size() == tensors, "horon: ", name(kind), ": ", tensors,
-                    " tensors but ", names.size(), " names.");
+  TORCH_CHECK_VALUE(names.size() == tensors, "horon: ", name(kind), ": ", tensors, " tensors but ",
+                    names.size(), " names.");
   for (const std::string& text : names) {
     TORCH_CHECK_VALUE(!text.empty(), "horon: ", name(kind), ": a tensor needs a name.");
   }
@@ -41,8 +41,9 @@ void check(NamedKind kind, const at::Tensor& tensor, const std::string& text) {
 class Builder {
  public:
   Builder(NamedKind kind, const SetView& set) {
-    TORCH_CHECK_VALUE(std::binary_search(set.ranks.begin(), set.ranks.end(), set.rank), "horon: ",
-                      name(kind), ": rank ", set.rank, " is not in process set ", set.id, ".");
+    TORCH_CHECK_VALUE(std::binary_search(set.ranks.begin(), set.ranks.end(), set.rank),
+                      "horon: ", name(kind), ": rank ", set.rank, " is not in process set ", set.id,
+                      ".");
     request_->kind = kind;
     request_->process_set = set.id;
   }
@@ -70,7 +71,8 @@ class Builder {
     }
     request_->tensors.push_back(std::move(spec));
     const at::NoGradGuard no_grad;
-    operation_->inputs.push_back(is_plain(tensor) ? tensor : tensor.detach().resolve_conj().resolve_neg().contiguous());
+    operation_->inputs.push_back(
+        is_plain(tensor) ? tensor : tensor.detach().resolve_conj().resolve_neg().contiguous());
     at::Tensor written = output;
     if (output.defined() && !is_plain(output)) {
       written = at::empty(output.sizes(), output.options().requires_grad(false),

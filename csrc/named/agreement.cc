@@ -116,8 +116,8 @@ void Agreement::announce_known(int rank, RequestId id, Clock::time_point now) {
   HORON_CHECK(id < known_.size(), "rank ", rank, " announced unknown request number ", id);
   const Known& known = known_[id];
   if (known.pending == nullptr) {
-    fail_one(rank, *known.request, concat("process set ", known.request->process_set,
-                                          " does not exist."));
+    fail_one(rank, *known.request,
+             concat("process set ", known.request->process_set, " does not exist."));
     return;
   }
   add(*known.pending, rank, known.request, now);
@@ -263,8 +263,8 @@ void Agreement::remove_process_set(const Pending& pending) {
   const int id = pending.request->root;
   const auto found = sets_.find(id);
   if (id == 0 || found == sets_.end() || found->second.is_removed) {
-    fail(pending, concat("process set ", id, id == 0 ? " holds all ranks and stays."
-                                                     : " does not exist."),
+    fail(pending,
+         concat("process set ", id, id == 0 ? " holds all ranks and stays." : " does not exist."),
          true);
     return;
   }

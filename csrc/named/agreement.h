@@ -2,8 +2,8 @@
 //
 // Note [Agreement]
 // An operation is agreed when every member of its process set has announced its name or has
-// joined. Decisions come out in one order over all process sets: ranks that carry theirs out one after
-// another, blocking, never wait in a circle. A disagreement is found when the last member has
+// joined. Decisions come out in one order over all process sets: ranks that carry theirs out one
+// after another, blocking, never wait in a circle. A disagreement is found when the last member has
 // announced; it fails that name on every member and changes nothing else. A group of tensors is one
 // request, so it is agreed and fails as a whole. A rank that leaves fails what only it could have
 // completed.

@@ -15,7 +15,9 @@ constexpr std::size_t kAlignment = 64;
 // What a buffer is grown to at least.
 constexpr std::size_t kFirstBufferBytes = std::size_t{256} << 10;
 
-std::size_t round_up(std::size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
+std::size_t round_up(std::size_t bytes) {
+  return (bytes + kAlignment - 1) / kAlignment * kAlignment;
+}
 
 ReduceOp transport_op(NamedOp op) {
   switch (op) {
@@ -233,14 +235,12 @@ void BatchExecutor::all_gather(const std::vector<BatchTensor>& batch, const Wait
   request.send_counts.resize(n, request.count);
   std::vector<Span> outputs;
   for (std::size_t i = 0; i < batch.size(); ++i) {
-    outputs.push_back(batch[i].operation
-                          ? batch[i].operation->allocate(batch[i].tensor, all_rows[i])
-                          : Span{});
+    outputs.push_back(
+        batch[i].operation ? batch[i].operation->allocate(batch[i].tensor, all_rows[i]) : Span{});
   }
   // One tensor goes straight from and to its place; several through the buffer.
   const bool is_direct = batch.size() == 1 && batch[0].operation != nullptr;
-  std::byte* const packed =
-      is_direct ? nullptr : buffer(round_up(request.count) + received);
+  std::byte* const packed = is_direct ? nullptr : buffer(round_up(request.count) + received);
   std::byte* received_at = is_direct ? outputs[0].data : packed + round_up(request.count);
   if (!is_direct) {
     std::byte* at = packed;
@@ -303,8 +303,7 @@ void BatchExecutor::broadcast(const BatchTensor& tensor, int root, const WaitCon
     }
   } else {
     const auto from = static_cast<std::size_t>(root);
-    request.outputs[from] =
-        own != nullptr ? own->output : Span{buffer(spec.bytes()), spec.bytes()};
+    request.outputs[from] = own != nullptr ? own->output : Span{buffer(spec.bytes()), spec.bytes()};
     request.recv_counts[from] = request.count;
   }
   lane_->transport().run(request, context);
@@ -332,9 +331,8 @@ void BatchExecutor::all_to_all(const BatchTensor& tensor, const WaitContext& con
     rows += received[source];
   }
   const std::size_t output_bytes = static_cast<std::uint64_t>(rows) * row;
-  std::byte* output = own != nullptr
-                          ? tensor.operation->allocate(tensor.tensor, rows).data
-                          : buffer(output_bytes);
+  std::byte* output =
+      own != nullptr ? tensor.operation->allocate(tensor.tensor, rows).data : buffer(output_bytes);
   for (std::size_t rank = 0; rank < n; ++rank) {
     const std::uint64_t sent = static_cast<std::uint64_t>(splits[rank]) * row;
     const std::uint64_t coming = static_cast<std::uint64_t>(received[rank]) * row;
@@ -371,9 +369,8 @@ void BatchExecutor::reduce_scatter(const BatchTensor& tensor, const WaitContext&
   const bool scales_first = own != nullptr && factor != 1.0;
   if (own == nullptr || scales_first) {
     std::byte* const scratch = buffer(round_up(spec.bytes()) + own_bytes);
-    own == nullptr
-        ? static_cast<void>(std::memset(scratch, 0, spec.bytes()))
-        : copy_scaled(scratch, input, spec.elements(), spec, factor);
+    own == nullptr ? static_cast<void>(std::memset(scratch, 0, spec.bytes()))
+                   : copy_scaled(scratch, input, spec.elements(), spec, factor);
     input = scratch;
     output = own != nullptr ? output : scratch + round_up(spec.bytes());
   }

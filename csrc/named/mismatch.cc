@@ -113,8 +113,8 @@ std::optional<std::string> find_mismatch(const NamedRequest& a, int rank_a, cons
                          concat('(', b.prescale, ", ", b.postscale, ')'));
   }
   if (a.root != b.root) {
-    return mismatch.text(concat(kind, " root ranks"), "specified root rank",
-                         std::to_string(a.root), std::to_string(b.root));
+    return mismatch.text(concat(kind, " root ranks"), "specified root rank", std::to_string(a.root),
+                         std::to_string(b.root));
   }
   for (std::size_t i = 0; i < a.tensors.size(); ++i) {
     const TensorSpec& x = a.tensors[i];

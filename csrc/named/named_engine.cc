@@ -68,9 +68,8 @@ NamedEngine::~NamedEngine() { shutdown(); }
 
 // What decides about batches has to be the same everywhere.
 void NamedEngine::compare_settings() {
-  const std::vector<std::int64_t> own = {
-      static_cast<std::int64_t>(options_.fusion.threshold_bytes),
-      static_cast<std::int64_t>(options_.fusion.alone_bytes)};
+  const std::vector<std::int64_t> own = {static_cast<std::int64_t>(options_.fusion.threshold_bytes),
+                                         static_cast<std::int64_t>(options_.fusion.alone_bytes)};
   const WaitContext context{Deadline::after(options_.timeout), nullptr};
   const std::vector<std::int64_t> all = executors_.at(0)->gather_numbers(own, context);
   for (std::size_t i = 0; i < all.size(); ++i) {
@@ -97,8 +96,7 @@ std::uint64_t NamedEngine::submit(const Operation& operation, bool will_wait) {
   operation->handle = handle;
   if (is_shutting_down_ || !failure_.empty()) {
     const std::string& why = failure_.empty() ? shut_down_text() : failure_;
-    operation->error =
-        std::make_exception_ptr(GroupError(concat(describe(request), ": ", why)));
+    operation->error = std::make_exception_ptr(GroupError(concat(describe(request), ": ", why)));
     operation->is_done = true;
     operations_[handle] = operation;
     return handle;
@@ -208,7 +206,8 @@ void NamedEngine::shutdown() {
   }
   channel_->wake();
   const Deadline deadline = Deadline::after(kGoodbyePatience);
-  const bool said = attend_until([&] { return has_goodbye_ || !failure_.empty(); }, &deadline, nullptr);
+  const bool said =
+      attend_until([&] { return has_goodbye_ || !failure_.empty(); }, &deadline, nullptr);
   if (!said) {
     // Somebody keeps this rank from leaving: a transfer that does not end. It ends now.
     channel_->poison(concat("rank ", rank_, " shut down while others kept it waiting"));
@@ -488,8 +487,8 @@ bool NamedEngine::announce_queued() {
     } else {
       announcement.request = operation->request;
       announcement.id = cache_.find(*operation->request, key);
-      announcement.type = announcement.id == kNoId ? Announcement::Type::kRequest
-                                                   : Announcement::Type::kKnown;
+      announcement.type =
+          announcement.id == kNoId ? Announcement::Type::kRequest : Announcement::Type::kKnown;
       is_urgent = is_urgent || operation->request->process_set != 0;
     }
     timeline_.announced(*operation->request);
@@ -562,8 +561,7 @@ bool NamedEngine::deliver_decisions() {
   std::vector<Decision> own;
   bool are_all_for_all = true;
   for (const Decision& decision : decisions) {
-    are_all_for_all =
-        are_all_for_all && decision.only_ranks.empty() && decision.process_set == 0;
+    are_all_for_all = are_all_for_all && decision.only_ranks.empty() && decision.process_set == 0;
     const std::vector<int>& ranks = decision.only_ranks.empty()
                                         ? *agreement_->members(decision.process_set)
                                         : decision.only_ranks;
@@ -695,8 +693,7 @@ void NamedEngine::run_step(InterruptCheck check_interrupt) {
   } catch (const Error& error) {
     fail_all(concat("rank ", rank_, ": ", what(), ": ", error.what()));
   } catch (const std::exception& error) {
-    fail_all(concat("rank ", rank_, " was interrupted in ", what(), ": ",
-                    error.what()));
+    fail_all(concat("rank ", rank_, " was interrupted in ", what(), ": ", error.what()));
     if (check_interrupt != nullptr) {
       publish_finished();
       throw;
@@ -741,7 +738,8 @@ void NamedEngine::run_batch(const std::vector<BatchTensor>& batch, InterruptChec
     const WaitContext context{Deadline::after(options_.timeout), check_interrupt};
     found->second->run(batch, root, context);
   } catch (const MismatchError& mismatch) {
-    error = std::make_exception_ptr(MismatchError(concat(describe(request), ": ", mismatch.what())));
+    error =
+        std::make_exception_ptr(MismatchError(concat(describe(request), ": ", mismatch.what())));
   }
   if (timeline_.is_on()) {
     for (const BatchTensor& tensor : batch) {
@@ -781,9 +779,8 @@ void NamedEngine::add_set(int id, const std::vector<int>& ranks) {
   std::shared_ptr<ProcessSetLane> lane;
   if (place != ranks.end()) {
     lane = make_lane_(id, ranks);
-    executors_[id] =
-        std::make_unique<BatchExecutor>(lane, static_cast<int>(place - ranks.begin()),
-                                        static_cast<int>(ranks.size()), make_buffer_);
+    executors_[id] = std::make_unique<BatchExecutor>(lane, static_cast<int>(place - ranks.begin()),
+                                                     static_cast<int>(ranks.size()), make_buffer_);
   }
   const std::lock_guard lock(mutex_);
   sets_[id] = ranks;
@@ -863,8 +860,7 @@ std::exception_ptr NamedEngine::failure_of(const NamedOperation& operation) cons
     const std::lock_guard lock(mutex_);
     reason = failure_;
   }
-  return std::make_exception_ptr(
-      GroupError(concat(describe(*operation.request), ": ", reason)));
+  return std::make_exception_ptr(GroupError(concat(describe(*operation.request), ": ", reason)));
 }
 
 // Ends it for all ranks.

@@ -155,10 +155,10 @@ class NamedEngine {
   std::map<int, std::shared_ptr<ProcessSetLane>> lanes_;  // of sets that this rank is in
   Attendant attendant_ = Attendant::kNone;
   int n_waiters_ = 0;
-  bool is_background_called_ = false;    // woken, and not come yet
-  bool sleeps_until_called_ = false;     // the background thread, without a limit
-  bool is_shutting_down_ = false;  // takes nothing more
-  bool is_ending_ = false;         // nobody attends any more
+  bool is_background_called_ = false;  // woken, and not come yet
+  bool sleeps_until_called_ = false;   // the background thread, without a limit
+  bool is_shutting_down_ = false;      // takes nothing more
+  bool is_ending_ = false;             // nobody attends any more
   bool is_shut_down_ = false;
   bool stop_thread_ = false;
   bool wants_goodbye_ = false;
@@ -169,7 +169,7 @@ class NamedEngine {
   std::unique_ptr<Agreement> agreement_;  // on rank 0
   SignatureCache cache_;
   std::unordered_map<std::string, Operation> announced_;  // by key
-  std::deque<Step> steps_;  // agreed
+  std::deque<Step> steps_;                                // agreed
   std::map<int, std::unique_ptr<BatchExecutor>> executors_;
   std::vector<Operation> finished_;  // to be published
   bool has_said_goodbye_ = false;

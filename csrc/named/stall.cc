@@ -20,8 +20,8 @@ std::string set_text(int process_set) {
 
 std::string stall_error(const StalledOperation& operation) {
   return concat(name(operation.kind), " '", operation.name, "'", set_text(operation.process_set),
-                " was given up after ", seconds(operation.age), " s: ",
-                name_ranks(operation.ready), " announced it, ", name_ranks(operation.missing),
+                " was given up after ", seconds(operation.age), " s: ", name_ranks(operation.ready),
+                " announced it, ", name_ranks(operation.missing),
                 " did not. (HOROVOD_STALL_SHUTDOWN_TIME_SECONDS)");
 }
 

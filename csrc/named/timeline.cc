@@ -35,8 +35,8 @@ void Timeline::start(const std::string& path, int rank, bool mark_cycles) {
   }
   file_.reset(std::fopen(path.c_str(), "w"));
   if (!file_) {
-    throw UsageError(concat("the timeline can not be written to '", path, "': ",
-                            system_error_text("fopen", errno)));
+    throw UsageError(concat("the timeline can not be written to '", path,
+                            "': ", system_error_text("fopen", errno)));
   }
   std::fputs("[\n", file_.get());
   rows_.clear();

@@ -95,8 +95,8 @@ class Reader {
   // Of things that take at least a byte each.
   std::size_t length() {
     const std::uint64_t value = number();
-    HORON_CHECK(value <= kMaxLength && value <= from_.size() - at_,
-                "control message: a length of ", value, " goes beyond its end");
+    HORON_CHECK(value <= kMaxLength && value <= from_.size() - at_, "control message: a length of ",
+                value, " goes beyond its end");
     return static_cast<std::size_t>(value);
   }
   std::string text() {

@@ -149,8 +149,7 @@ std::uint32_t ShmControlChannel::events() const {
 }
 
 bool ShmControlChannel::spin(std::uint32_t seen) {
-  return policy_.spin(
-      [&] { return own_->doorbell.load(std::memory_order_acquire) != seen; });
+  return policy_.spin([&] { return own_->doorbell.load(std::memory_order_acquire) != seen; });
 }
 
 void ShmControlChannel::sleep(Sleeper sleeper, std::uint32_t seen, std::chrono::nanoseconds limit) {
@@ -168,9 +167,7 @@ void ShmControlChannel::sleep(Sleeper sleeper, std::uint32_t seen, std::chrono::
 
 void ShmControlChannel::wake() { ring_doorbell(peers_->rank, true); }
 
-void ShmControlChannel::attend() {
-  own_->doorbell_waiters.store(0, std::memory_order_seq_cst);
-}
+void ShmControlChannel::attend() { own_->doorbell_waiters.store(0, std::memory_order_seq_cst); }
 
 void ShmControlChannel::leave_to_background(bool only_urgent) {
   own_->doorbell_waiters.store(kBackgroundBit | (only_urgent ? kOnlyUrgentBit : 0),

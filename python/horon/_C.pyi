@@ -52,8 +52,8 @@ class HorovodInternalError(RuntimeError):
 class NamedEngine:
     """Named operations in any order, negotiated between the ranks; see docs/architecture.md.
 
-    Blocks until all ranks have met. Process set 0 holds all ranks. An operation returns a handle, and every handle has to
-    be waited for, once. Several tensors in one call are one atomic group. Tensors are on the CPU.
+    Blocks until all ranks have met. Process set 0 holds all ranks. An operation returns a handle, and every handle has
+    to be waited for, once. Several tensors in one call are one atomic group. Tensors are on the CPU.
 
     Args:
         store: A ``c10d::Store`` that all ranks share.

@@ -60,8 +60,9 @@ TEST_CASE("named engine: a mismatch fails one name on all ranks, and the next on
   run_engines(3, [](NamedEngine& engine, int rank) {
     auto bad = all_reduce("bad", std::vector<float>(rank == 1 ? 2 : 3, 1.0F));
     complete(engine, bad);
-    expect(contains(error_text(*bad), "Mismatched ALLREDUCE tensor shapes: One rank sent a tensor "),
-           error_text(*bad));
+    expect(
+        contains(error_text(*bad), "Mismatched ALLREDUCE tensor shapes: One rank sent a tensor "),
+        error_text(*bad));
     expect(contains(error_text(*bad), "rank 1 sent a tensor of shape [2]"), error_text(*bad));
     auto good = all_reduce("bad", {1.0F});
     must_complete(engine, good);
@@ -129,8 +130,8 @@ TEST_CASE("named engine: process sets, overlapping") {
   run_engines(3, [](NamedEngine& engine, int rank) {
     const std::vector<std::vector<std::int32_t>> sets = {{0, 1}, {1, 2}};
     for (std::size_t i = 0; i < sets.size(); ++i) {
-      auto add = std::make_shared<SignalOperation>(NamedKind::kAddProcessSet, concat("add", i),
-                                                   sets[i]);
+      auto add =
+          std::make_shared<SignalOperation>(NamedKind::kAddProcessSet, concat("add", i), sets[i]);
       must_complete(engine, add);
       expect(add->value == static_cast<int>(i) + 1, "number of the process set");
     }

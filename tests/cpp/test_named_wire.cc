@@ -17,7 +17,8 @@ RequestPtr sample() {
   request->root = 7;
   request->process_set = 3;
   request->priority = -5;
-  request->tensors = {{"a.weight", DType::kBFloat16, 15, 2, {-1, 3, 0}}, {"\x01\xff", {}, 6, 4, {}}};
+  request->tensors = {{"a.weight", DType::kBFloat16, 15, 2, {-1, 3, 0}},
+                      {"\x01\xff", {}, 6, 4, {}}};
   request->ranks = {0, 2, 1000000};
   return request;
 }
