@@ -47,18 +47,25 @@ class HoronBackend:
     def perform_nocolor_split(self, device: Any) -> None: ...
 
 class HorovodInternalError(RuntimeError):
-    """A named operation failed on every rank. After a mismatch the next one works."""
+    """An operation failed for a reason that is not the caller's: ranks disagree, or one is gone."""
 
 class NamedEngine:
-    """Named operations in any order: agreement, fusion, execution. Blocks until all ranks have met."""
+    """Named operations in any order, negotiated between the ranks; see docs/architecture.md.
+
+    Blocks until all ranks have met. Process set 0 holds all ranks. An operation returns a handle, and every handle has
+    to be waited for, once. Several tensors in one call are one atomic group. Tensors are on the CPU.
+
+    Args:
+        store: A ``c10d::Store`` that all ranks share.
+        timeout: For meeting, and for each transfer.
+        make_gloo: Makes a Gloo backend over a store, for process sets whose ranks share no memory.
+
+    Raises:
+        ValueError: A name that is in flight, a rank outside the process set, a bad root, splits or dtype.
+    """
 
     def __init__(
-        self,
-        store: Any,
-        rank: int,
-        size: int,
-        timeout: timedelta,
-        make_gloo: Callable[[Any, int, int], Any],
+        self, store: Any, rank: int, size: int, timeout: timedelta, make_gloo: Callable[[Any, int, int], Any]
     ) -> None: ...
     def allreduce(
         self,
@@ -70,7 +77,18 @@ class NamedEngine:
         postscale: float,
         process_set: int,
         priority: int = 0,
-    ) -> int: ...
+        will_wait: bool = False,
+    ) -> int:
+        """Starts a reduction.
+
+        Args:
+            outputs: May be the inputs.
+            op: Average 0, Sum 1, Adasum 2, Min 3, Max 4, Product 5.
+            priority: Smaller is wanted earlier.
+            will_wait: Promises that ``wait`` follows at once: saves waking the background thread. Without that wait the
+                operation does not begin.
+        """
+
     def allgather(self, tensors: list[torch.Tensor], names: list[str], process_set: int) -> int: ...
     def broadcast(
         self, tensor: torch.Tensor, output: torch.Tensor, root_rank: int, name: str, process_set: int
@@ -88,12 +106,18 @@ class NamedEngine:
     def join(self) -> int: ...
     def barrier(self, process_set: int) -> int: ...
     def poll(self, handle: int) -> bool: ...
-    def wait(self, handle: int) -> list[torch.Tensor]: ...
+    def wait(self, handle: int) -> list[torch.Tensor]:
+        """Blocks and returns the outputs: ``[output, received_splits]`` of an alltoall, one int of a join.
+
+        Raises:
+            HorovodInternalError: The operation failed.
+        """
+
     def add_process_set(self, ranks: list[int]) -> int: ...
-    def remove_process_set(self, process_set: int) -> bool: ...
-    def process_set_ranks(self, process_set: int) -> list[int]: ...
+    def remove_process_set(self, id: int) -> bool: ...
+    def process_set_ranks(self, id: int) -> list[int]: ...
     def process_sets(self) -> list[int]: ...
-    def start_timeline(self, path: str, mark_cycles: bool) -> None: ...
+    def start_timeline(self, path: str, mark_cycles: bool = False) -> None: ...
     def stop_timeline(self) -> None: ...
     def shutdown(self) -> None: ...
     def abort(self, reason: str) -> None: ...

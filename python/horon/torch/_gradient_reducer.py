@@ -201,7 +201,7 @@ class GradientReducer:
             _Bucket(
                 parts,
                 [self._name_of(part) for part in parts],
-                priority=-min(slot.order for part in parts for slot in part.slots),
+                priority=min(slot.order for part in parts for slot in part.slots),
                 n_slots=sum(len(part.slots) for part in parts),
             )
             for parts in layout
