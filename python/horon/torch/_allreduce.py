@@ -24,10 +24,13 @@ def _issue(
     prescale_factor: float,
     postscale_factor: float,
     process_set: int,
+    will_wait: bool = False,
 ) -> int:
     if op == Adasum and process_set != 0:
         raise NotImplementedError("Adasum does not support non-global process sets yet.")
-    return default_context.engine.allreduce(tensors, outputs, names, op, prescale_factor, postscale_factor, process_set)
+    return default_context.engine.allreduce(
+        tensors, outputs, names, op, prescale_factor, postscale_factor, process_set, 0, will_wait
+    )
 
 
 def _issue_one(
@@ -38,11 +41,12 @@ def _issue_one(
     prescale_factor: float,
     postscale_factor: float,
     process_set: ProcessSet,
+    will_wait: bool = False,
 ) -> int:
     check((tensor,))
     number = id_of(process_set)
     full_name = default_context.name("allreduce", name, number)
-    return _issue([tensor], [output], [full_name], op, prescale_factor, postscale_factor, number)
+    return _issue([tensor], [output], [full_name], op, prescale_factor, postscale_factor, number, will_wait)
 
 
 def _issue_group(
@@ -129,7 +133,7 @@ def allreduce_(
     dtype, op or factors (on all ranks; the next operation works). Source: Horovod 0.28.1 ``allreduce_``.
     """
     op = handle_average_backwards_compatibility(op, average)
-    handle = _issue_one(tensor, tensor, name, op, prescale_factor, postscale_factor, process_set)
+    handle = _issue_one(tensor, tensor, name, op, prescale_factor, postscale_factor, process_set, will_wait=True)
     default_context.engine.wait(handle)
     return tensor
 
@@ -172,7 +176,7 @@ def _reduce(
     tensor: torch.Tensor, name: str | None, op: int, prescale: float, postscale: float, process_set: ProcessSet
 ) -> torch.Tensor:
     output = torch.empty_like(tensor, requires_grad=False)
-    default_context.engine.wait(_issue_one(tensor, output, name, op, prescale, postscale, process_set))
+    default_context.engine.wait(_issue_one(tensor, output, name, op, prescale, postscale, process_set, True))
     return output
 
 
