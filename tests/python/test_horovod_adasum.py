@@ -45,6 +45,19 @@ def test_allreduce(size: int) -> None:
     run_ranks(_allreduce, size)
 
 
+def _three(rank: int, size: int) -> None:
+    with horovod() as hvd:
+        with pytest.raises(NotImplementedError, match="non-power of 2"):
+            hvd.allreduce(torch.ones(2), op=hvd.Adasum)
+        optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=1.0)
+        with pytest.raises(NotImplementedError, match="non-power of 2"):
+            hvd.DistributedOptimizer(optimizer, op=hvd.Adasum)
+
+
+def test_needs_a_power_of_two() -> None:
+    run_ranks(_three, 3)
+
+
 def _optimizer(rank: int, size: int) -> None:
     with horovod() as hvd:
         torch.manual_seed(0)

@@ -193,6 +193,7 @@ class Context:
         self._counters.clear()
         self._n_joins = 0
         self.pending = {}
+        _start_timeline(engine, launch.rank)
         self._engine, self._topology, self._made_group = engine, topology, made_group
         if made_group is not None:
             self._guard.install()
@@ -270,6 +271,13 @@ def _store_over_mpi(comm: Any, timeout: timedelta) -> Any:
         address = (host, store.port)
     host, port = comm.bcast(address, root=0)
     return store or dist.TCPStore(host, port, comm.Get_size(), is_master=False, timeout=timeout, wait_for_workers=False)
+
+
+def _start_timeline(engine: _C.NamedEngine, rank: int) -> None:
+    """Records from the beginning, on rank 0, if HORON_TIMELINE or HOROVOD_TIMELINE is a path."""
+    path = os.environ.get("HORON_TIMELINE") or os.environ.get("HOROVOD_TIMELINE")
+    if path and path != "DYNAMIC" and rank == 0:
+        engine.start_timeline(path, os.environ.get("HOROVOD_TIMELINE_MARK_CYCLES", "0") not in ("", "0"))
 
 
 def _timeout() -> timedelta:

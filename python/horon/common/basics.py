@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -31,7 +30,6 @@ def init(comm: Sequence[int] | Any = None, process_sets: Sequence[ProcessSet] | 
     if isinstance(process_sets, str):
         if process_sets.lower() != "dynamic":
             raise ValueError(f'horon: hvd.init(process_sets={process_sets!r}): expected a list of sets or "dynamic".')
-        os.environ["HOROVOD_DYNAMIC_PROCESS_SETS"] = "1"
         process_sets = None
     sets = list(process_sets or [])
     try:

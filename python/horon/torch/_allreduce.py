@@ -10,6 +10,7 @@ import torch
 from horon.common._context import default_context
 from horon.common._reduce_ops import Adasum, Average, Sum
 from horon.common.process_sets import ProcessSet, global_process_set
+from horon.common.util import num_rank_is_power_2
 from horon.torch._allgather import allgather_async
 from horon.torch._completion import synchronize
 from horon.torch._issue import check, expect, group_names, handle_average_backwards_compatibility, id_of, needs_grad
@@ -28,6 +29,8 @@ def _issue(
 ) -> int:
     if op == Adasum and process_set != 0:
         raise NotImplementedError("Adasum does not support non-global process sets yet.")
+    if op == Adasum and not num_rank_is_power_2(default_context.topology.size):
+        raise NotImplementedError("Running Adasum with non-power of 2 ranks is not supported yet.")
     return default_context.engine.allreduce(
         tensors, outputs, names, op, prescale_factor, postscale_factor, process_set, 0, will_wait
     )

@@ -12,6 +12,7 @@ import torch
 from horon.common import basics
 from horon.common._reduce_ops import Adasum, Average
 from horon.common.process_sets import ProcessSet, global_process_set
+from horon.common.util import num_rank_is_power_2
 from horon.torch._adasum_optimizer import AdasumOptimizer
 from horon.torch._allreduce import allreduce
 from horon.torch._gradient_reducer import GradientReducer, Groups, ReductionOptions
@@ -185,7 +186,7 @@ def DistributedOptimizer(
         ValueError: Names that are not unique, parameters without a name, entries that are no (name, parameter) pairs;
             backward_passes_per_step <= 0; a predivide factor with an op other than Average; bad groups; not
             initialised.
-        NotImplementedError: Adasum with a process set.
+        NotImplementedError: Adasum with a process set, or with a number of ranks that is no power of two.
 
     Source: Horovod 0.28.1 ``DistributedOptimizer``.
     """
@@ -205,6 +206,8 @@ def DistributedOptimizer(
     if op == Adasum and basics.size() > 1:
         if process_set != global_process_set:
             raise NotImplementedError("Adasum does not support non-global process sets yet.")
+        if not num_rank_is_power_2(basics.size()):
+            raise NotImplementedError("Running Adasum with non-power of 2 ranks is not supported yet.")
         return _make(AdasumOptimizer, optimizer)._horon_start(named, compression, backward_passes_per_step)
     wrapped = _make(_DistributedOptimizer, optimizer)
     wrapped._horon_passes = backward_passes_per_step
