@@ -162,7 +162,7 @@ TensorList TensorOperation::take_results() {
   if (request->kind == NamedKind::kAllToAll) {
     results.push_back(at::tensor(at::ArrayRef<int64_t>(received_splits), at::kLong));
   } else if (request->kind == NamedKind::kJoin) {
-    results.push_back(at::tensor({static_cast<int64_t>(value)}, at::kInt));
+    results.push_back(at::full({1}, static_cast<int64_t>(value), at::kInt));
   }
   inputs.clear();
   return results;

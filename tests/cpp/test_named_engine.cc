@@ -1,3 +1,4 @@
+#include <atomic>
 #include <numeric>
 #include <random>
 
@@ -227,14 +228,19 @@ TEST_CASE("named engine: an abort fails all ranks, with the reason, and later ca
 TEST_CASE("named engine: a stall can be an error that names the missing rank") {
   NamedOptions options;
   options.stall_shutdown = std::chrono::seconds(1);
+  std::atomic<bool> has_failed{false};
   run_engines(
       2,
-      [](NamedEngine& engine, int rank) {
-        if (rank == 1) {
+      [&](NamedEngine& engine, int rank) {
+        if (rank == 0) {
+          has_failed.wait(false);  // a barrier that began now would be given up, too
+        } else {
           auto late = all_reduce("late", {1.0F});
           complete(engine, late);
           expect(contains(error_text(*late), "rank 1 announced it, rank 0 did not"),
                  error_text(*late));
+          has_failed = true;
+          has_failed.notify_all();
         }
         must_complete(engine, std::make_shared<SignalOperation>(NamedKind::kBarrier, "b"));
       },
