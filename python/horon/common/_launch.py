@@ -65,11 +65,15 @@ def find_launch(environment: Mapping[str, str]) -> Launch:
             raise ValueError(
                 f"horon: {variables[0]}={rank} and {variables[1]}={size}: the rank must be from 0 to {size - 1}."
             )
+        more = [number(variable) for variable in variables[2:]] + [None] * 4
         launch = Launch(
             launcher,
             rank,
             size,
-            *(number(variable) for variable in variables[2:]),
+            local_rank=more[0],
+            local_size=more[1],
+            cross_rank=more[2],
+            cross_size=more[3],
             node=environment.get("GROUP_RANK") if launcher == "torchrun" else None,
         )
         break
