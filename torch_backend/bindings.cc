@@ -8,6 +8,7 @@
 #include "backend.h"
 #include "ddp_arena_hook.h"
 #include "live_groups.h"
+#include "named_engine_binding.h"
 #include "operators.h"
 #include "process_arena.h"
 #include "reduce/reduce.h"
@@ -142,6 +143,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
     numbers["quarantined_bytes"] = now.quarantined_bytes;
     return numbers;
   });
+  bind_named_engine(module);
   module.def("register_ddp_arena_hook", &register_ddp_arena_hook, py::arg("reducer"),
              py::arg("group"), py::arg("keep_old_memory"));
 }

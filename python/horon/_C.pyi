@@ -46,6 +46,84 @@ class HoronBackend:
     def split(self, store: Any, ranks: list[int], options: Options | None = None) -> HoronBackend | None: ...
     def perform_nocolor_split(self, device: Any) -> None: ...
 
+class HorovodInternalError(RuntimeError):
+    """An operation failed for a reason that is not the caller's: ranks disagree, or one is gone."""
+
+class NamedEngine:
+    """Named operations in any order, negotiated between the ranks; see docs/architecture.md.
+
+    Blocks until all ranks have met. Process set 0 holds all ranks. An operation returns a handle, and every handle has
+    to be waited for, once. Several tensors in one call are one atomic group. Tensors are on the CPU.
+
+    Args:
+        store: A ``c10d::Store`` that all ranks share.
+        timeout: For meeting, and for each transfer.
+        make_gloo: Makes a Gloo backend over a store, for process sets whose ranks share no memory.
+
+    Raises:
+        ValueError: A name that is in flight, a rank outside the process set, a bad root, splits or dtype.
+    """
+
+    def __init__(
+        self, store: Any, rank: int, size: int, timeout: timedelta, make_gloo: Callable[[Any, int, int], Any]
+    ) -> None: ...
+    def allreduce(
+        self,
+        tensors: list[torch.Tensor],
+        outputs: list[torch.Tensor],
+        names: list[str],
+        op: int,
+        prescale: float,
+        postscale: float,
+        process_set: int,
+        priority: int = 0,
+        will_wait: bool = False,
+    ) -> int:
+        """Starts a reduction.
+
+        Args:
+            outputs: May be the inputs.
+            op: Average 0, Sum 1, Adasum 2, Min 3, Max 4, Product 5.
+            priority: Smaller is wanted earlier.
+            will_wait: Promises that ``wait`` follows at once: saves waking the background thread. Without that wait the
+                operation does not begin.
+        """
+
+    def allgather(self, tensors: list[torch.Tensor], names: list[str], process_set: int) -> int: ...
+    def broadcast(
+        self, tensor: torch.Tensor, output: torch.Tensor, root_rank: int, name: str, process_set: int
+    ) -> int: ...
+    def alltoall(self, tensor: torch.Tensor, splits: list[int] | None, name: str, process_set: int) -> int: ...
+    def reducescatter(
+        self,
+        tensors: list[torch.Tensor],
+        names: list[str],
+        op: int,
+        prescale: float,
+        postscale: float,
+        process_set: int,
+    ) -> int: ...
+    def join(self) -> int: ...
+    def barrier(self, process_set: int) -> int: ...
+    def poll(self, handle: int) -> bool: ...
+    def wait(self, handle: int) -> list[torch.Tensor]:
+        """Blocks and returns the outputs: ``[output, received_splits]`` of an alltoall, one int of a join.
+
+        Raises:
+            HorovodInternalError: The operation failed.
+        """
+
+    def add_process_set(self, ranks: list[int]) -> int: ...
+    def remove_process_set(self, id: int) -> bool: ...
+    def process_set_ranks(self, id: int) -> list[int]: ...
+    def process_sets(self) -> list[int]: ...
+    def start_timeline(self, path: str, mark_cycles: bool = False) -> None: ...
+    def stop_timeline(self) -> None: ...
+    def shutdown(self) -> None: ...
+    def abort(self, reason: str) -> None: ...
+    @property
+    def is_running(self) -> bool: ...
+
 def create_backend(
     store: Any,
     rank: int,

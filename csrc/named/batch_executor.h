@@ -1,0 +1,62 @@
+// Carries out agreed batches on the transport of one process set.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/wait_context.h"
+#include "named/named_operation.h"
+#include "named/process_set_lane.h"
+
+namespace horon {
+
+// One tensor of an agreed operation. Without an operation this rank has joined: it takes part with
+// zeros, or with no rows.
+struct BatchTensor {
+  RequestPtr request;
+  std::size_t tensor = 0;
+  std::shared_ptr<NamedOperation> operation;
+
+  const TensorSpec& spec() const { return request->tensors[tensor]; }
+};
+
+// Thread safety: one thread at a time.
+class BatchExecutor {
+ public:
+  // `rank` is this process's place among `n_ranks` in the set.
+  BatchExecutor(std::shared_ptr<ProcessSetLane> lane, int rank, int n_ranks,
+                BufferFactory make_buffer);
+
+  ProcessSetLane& lane() { return *lane_; }
+
+  // Requires a batch of plan_fusion. `root` is the root's place in the set.
+  // Throws as Transport::run.
+  void run(const std::vector<BatchTensor>& batch, int root, const WaitContext& context);
+
+  // Every rank's numbers, one rank after another. All ranks call it, with equally many numbers.
+  std::vector<std::int64_t> gather_numbers(const std::vector<std::int64_t>& numbers,
+                                           const WaitContext& context);
+
+ private:
+  void all_reduce(const std::vector<BatchTensor>& batch, const WaitContext& context);
+  void all_reduce_alone(const BatchTensor& tensor, const WaitContext& context);
+  void adasum(const BatchTensor& tensor, const WaitContext& context);
+  void all_gather(const std::vector<BatchTensor>& batch, const WaitContext& context);
+  void broadcast(const BatchTensor& tensor, int root, const WaitContext& context);
+  void all_to_all(const BatchTensor& tensor, const WaitContext& context);
+  void reduce_scatter(const BatchTensor& tensor, const WaitContext& context);
+  // For reductions.
+  Request reduction(OpKind kind, const BatchTensor& like, std::uint64_t count) const;
+  // Reused from batch to batch.
+  std::byte* buffer(std::size_t bytes);
+
+  const std::shared_ptr<ProcessSetLane> lane_;  // shared with who may have to abort it
+  const int rank_;
+  const int n_ranks_;
+  const BufferFactory make_buffer_;
+  std::shared_ptr<std::byte> buffer_;
+  std::size_t buffer_bytes_ = 0;
+};
+
+}  // namespace horon

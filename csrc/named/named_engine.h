@@ -1,0 +1,187 @@
+// Named operations: submitted in any order, agreed between the ranks, fused, carried out.
+//
+// Note [Attending]
+// One thread at a time attends: it announces what was submitted, takes messages, decides (on rank
+// 0) and carries out what is agreed. Whoever waits for a result attends, if nobody does; then a
+// synchronous call needs no other thread. Otherwise the background thread attends, which sleeps on
+// the channel while there is nothing to do. It is started once, and not woken while others attend.
+// Agreed batches are carried out in one order over all process sets, the same on all ranks, and a
+// coordinator's decisions have left for all ranks before it carries them out itself.
+//
+// Note [Failure]
+// A mismatch fails one operation. Everything else that goes wrong (a rank died, a transfer failed,
+// somebody aborted) is written into the channel once, with its cause, and fails everything pending
+// and later on all ranks. A rank that shuts down says so first, and only what needs it fails.
+#pragma once
+
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <unordered_map>
+#include <unordered_set>
+#include <vector>
+
+#include "core/control_channel.h"
+#include "core/function_ref.h"
+#include "named/agreement.h"
+#include "named/batch_executor.h"
+#include "named/fusion.h"
+#include "named/named_options.h"
+#include "named/signature_cache.h"
+#include "named/timeline.h"
+#include "named/wire.h"
+
+namespace horon {
+
+// Thread safety: all methods, from any thread.
+class NamedEngine {
+ public:
+  struct Parts {
+    int rank = 0;
+    int n_ranks = 1;
+    std::unique_ptr<ControlChannel> channel;
+    LaneFactory make_lane;
+    BufferFactory make_buffer;
+  };
+  // Called now and then by a wait that takes long; throws to abandon it.
+  using InterruptCheck = const std::function<void()>*;
+
+  // Makes the lane of process set 0: blocks until all ranks have come.
+  NamedEngine(Parts parts, const NamedOptions& options);
+  // Shuts down.
+  ~NamedEngine();
+  NamedEngine(const NamedEngine&) = delete;
+  NamedEngine& operator=(const NamedEngine&) = delete;
+
+  // Returns a handle. With `will_wait` the caller promises to wait at once, so that no other thread
+  // need wake up. Throws UsageError when a name is in flight already. Never blocks.
+  std::uint64_t submit(const std::shared_ptr<NamedOperation>& operation, bool will_wait = false);
+
+  // Whether it is done. Throws UsageError for an unknown handle. Never blocks.
+  bool poll(std::uint64_t handle) const;
+
+  // Blocks until it is done, removes the handle, and returns the operation, whose error is set if
+  // it failed. Throws UsageError for an unknown handle, and what `check_interrupt` throws.
+  std::shared_ptr<NamedOperation> wait(std::uint64_t handle, InterruptCheck check_interrupt);
+
+  // Members of a process set, sorted. Throws UsageError when there is none.
+  std::vector<int> process_set_ranks(int process_set) const;
+  std::vector<int> process_sets() const;
+  // A number for barriers and the like: ranks that call alike get alike.
+  std::uint64_t next_number(const std::string& what);
+
+  Timeline& timeline() { return timeline_; }
+  bool is_running() const;
+
+  // Carries out what is agreed, says goodbye and ends the thread; fails what is left. Takes a few
+  // seconds at most. Idempotent.
+  void shutdown();
+  // Fails everything, here and on all ranks.
+  void abort(const std::string& reason);
+
+ private:
+  using Operation = std::shared_ptr<NamedOperation>;
+  enum class Attendant : std::uint8_t { kNone, kForeground, kBackground };
+
+  // A batch, or a change of the process sets.
+  struct Step {
+    std::vector<BatchTensor> batch;
+    Decision change;
+    Operation operation;  // that asked for the change
+  };
+
+  // Attends until is_done() (called with the mutex), or sleeps while another thread does. False
+  // when the deadline, if any, passed first.
+  bool attend_until(FunctionRef<bool()> is_done, const Deadline* deadline,
+                    InterruptCheck check_interrupt);
+  void attend(FunctionRef<bool()> is_done, const Deadline* deadline,
+              InterruptCheck check_interrupt);
+  void leave();
+  void hand_on();
+  void call_background();
+  void compare_settings();
+  void background_loop();
+  std::uint32_t attend_in_background();
+  void abort_lanes(const std::string& reason);
+  void end();
+
+  // All below: the attendant's.
+  bool attend_once(InterruptCheck check_interrupt);
+  bool exchange();
+  bool announce_queued();
+  bool take_messages();
+  void take_announcements(int source, const std::vector<Announcement>& announcements);
+  bool deliver_decisions();
+  void apply(const std::vector<Decision>& decisions);
+  void plan(std::vector<BatchTensor>* agreed);
+  Operation take_announced(const std::string& key);
+  void run_step(InterruptCheck check_interrupt);
+  void flush_all();
+  void run_batch(const std::vector<BatchTensor>& batch, InterruptCheck check_interrupt);
+  void change_sets(const Step& step);
+  void add_set(int id, const std::vector<int>& ranks);
+  void remove_set(int id);
+  void look_around();
+  void report_stalls();
+  void fail_all(const std::string& reason);
+  void fail_everything(const std::string& reason);
+  std::exception_ptr failure_of(const NamedOperation& operation) const;
+  void finish(const Operation& operation, std::exception_ptr error = nullptr);
+  void publish_finished();
+  bool has_work() const { return !steps_.empty() || !is_flushed_; }
+
+  const int rank_;
+  const int n_ranks_;
+  const NamedOptions options_;
+  const std::unique_ptr<ControlChannel> channel_;
+  const LaneFactory make_lane_;
+  const BufferFactory make_buffer_;
+  Timeline timeline_;
+
+  mutable std::mutex mutex_;
+  // Guarded by mutex_:
+  std::condition_variable changed_;  // for waiters: something is done, or nobody attends
+  std::vector<Operation> queue_;
+  std::unordered_set<std::string> in_flight_;  // keys of all tensors
+  std::unordered_map<std::uint64_t, Operation> operations_;
+  std::uint64_t next_handle_ = 1;
+  std::map<std::string, std::uint64_t> numbers_;
+  std::map<int, std::vector<int>> sets_;
+  std::map<int, std::shared_ptr<ProcessSetLane>> lanes_;  // of sets that this rank is in
+  Attendant attendant_ = Attendant::kNone;
+  int n_waiters_ = 0;
+  bool is_background_called_ = false;  // woken, and not come yet
+  bool sleeps_until_called_ = false;   // the background thread, without a limit
+  bool is_shutting_down_ = false;      // takes nothing more
+  bool is_ending_ = false;             // nobody attends any more
+  bool is_shut_down_ = false;
+  bool stop_thread_ = false;
+  bool wants_goodbye_ = false;
+  bool has_goodbye_ = false;
+  std::string failure_;  // not empty: why nothing goes on
+
+  // The attendant's:
+  std::unique_ptr<Agreement> agreement_;  // on rank 0
+  SignatureCache cache_;
+  std::unordered_map<std::string, Operation> announced_;  // by key
+  std::deque<Step> steps_;                                // agreed
+  std::map<int, std::unique_ptr<BatchExecutor>> executors_;
+  std::vector<Operation> finished_;  // to be published
+  bool has_said_goodbye_ = false;
+  bool is_flushed_ = true;
+  bool is_failed_ = false;
+  bool has_poked_ = false;
+  Clock::time_point last_look_;
+  Clock::time_point last_report_;
+  Clock::time_point waiting_since_;  // the oldest announcement that has no decision
+
+  std::mutex shutdown_mutex_;
+  std::thread background_;
+};
+
+}  // namespace horon

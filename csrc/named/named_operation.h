@@ -1,0 +1,44 @@
+// One named operation of this rank, from its submission until somebody has taken its result.
+#pragma once
+
+#include <cstdint>
+#include <exception>
+#include <functional>
+#include <vector>
+
+#include "core/request.h"
+#include "named/named_request.h"
+
+namespace horon {
+
+// Ownership: views of tensors, which whoever made the operation keeps alive with it.
+struct NamedOperation {
+  virtual ~NamedOperation() = default;
+
+  struct Tensor {
+    ConstSpan input;
+    Span output;  // empty where the size of the result is not known yet
+  };
+
+  // Gives the output of tensor `index` memory for `rows` rows (allgather, alltoall). Called on
+  // whatever thread executes, once for each tensor. May throw.
+  virtual Span allocate(std::size_t /*index*/, std::int64_t /*rows*/) { return {}; }
+
+  RequestPtr request;
+  std::vector<Tensor> tensors;       // as in request->tensors
+  std::vector<std::int64_t> rows;    // first dimension of each input
+  std::vector<std::int64_t> splits;  // alltoall: rows for each rank of the set
+
+  // The results. Written by the engine's attendant; valid once the operation is done.
+  std::vector<std::int64_t> received_splits;  // alltoall
+  int value = 0;                              // join: the last rank; process sets: their number
+  std::exception_ptr error;
+
+  // The engine's.
+  std::uint64_t handle = 0;
+  std::size_t unfinished_tensors = 0;
+  bool is_finished = false;  // the attendant's
+  bool is_done = false;      // guarded by the engine's mutex
+};
+
+}  // namespace horon

@@ -1,0 +1,86 @@
+#include "named/named_options.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cstdlib>
+#include <cstring>
+#include <optional>
+
+#include "core/error.h"
+
+namespace horon {
+namespace {
+
+const char* read(const std::string& name) {
+  const char* text = std::getenv(name.c_str());
+  return text != nullptr && *text != '\0' ? text : nullptr;
+}
+
+// HORON_<name>, or else HOROVOD_<name>.
+std::optional<std::uint64_t> read_number(const char* name, const char* unit) {
+  for (const char* prefix : {"HORON_", "HOROVOD_"}) {
+    const std::string variable = concat(prefix, name);
+    const char* text = read(variable);
+    if (text == nullptr) {
+      continue;
+    }
+    const char* end = text + std::strlen(text);
+    std::uint64_t value = 0;
+    const auto [rest, error] = std::from_chars(text, end, value);
+    if (error != std::errc() || rest != end) {
+      throw UsageError(concat(variable, ": expected a number of ", unit, ", got '", text, "'."));
+    }
+    return value;
+  }
+  return std::nullopt;
+}
+
+struct Knob {
+  const char* name;
+  const char* why;
+};
+
+constexpr Knob kWithoutMeaning[] = {
+    {"CYCLE_TIME", "there are no cycles: operations are agreed when they are announced"},
+    {"CACHE_CAPACITY", "the number of names that are remembered has no limit"},
+    {"CACHE_SPEEDUP", "there is one kind of negotiation"},
+    {"AUTOTUNE", "there is nothing to tune"},
+    {"HIERARCHICAL_ALLREDUCE", "the transport is chosen by where the ranks are"},
+    {"HIERARCHICAL_ALLGATHER", "the transport is chosen by where the ranks are"},
+    {"THREAD_AFFINITY", "the background thread sleeps while others wait for results"},
+    {"NUM_FINALIZER_THREADS", "there are no finalizer threads"},
+    {"DYNAMIC_PROCESS_SETS", "process sets can always be added"},
+    {"STALL_CHECK_DISABLE", "use HOROVOD_STALL_CHECK_TIME_SECONDS=0"},
+    {"CPU_OPERATIONS", "there is one implementation"},
+    {"CONTROLLER", "there is one implementation"},
+};
+
+}  // namespace
+
+NamedOptions NamedOptions::from_environment() {
+  NamedOptions options;
+  if (const auto bytes = read_number("FUSION_THRESHOLD", "bytes")) {
+    options.fusion.threshold_bytes = *bytes;
+  }
+  constexpr std::uint64_t kMaxSeconds = std::uint64_t{365} * 24 * 3600;
+  if (const auto time = read_number("STALL_CHECK_TIME_SECONDS", "seconds")) {
+    options.stall_check = std::chrono::seconds(std::min(*time, kMaxSeconds));
+  }
+  if (const auto time = read_number("STALL_SHUTDOWN_TIME_SECONDS", "seconds")) {
+    options.stall_shutdown = std::chrono::seconds(std::min(*time, kMaxSeconds));
+  }
+  return options;
+}
+
+std::vector<std::string> knobs_without_meaning() {
+  std::vector<std::string> lines;
+  for (const Knob& knob : kWithoutMeaning) {
+    const std::string variable = concat("HOROVOD_", knob.name);
+    if (read(variable) != nullptr) {
+      lines.push_back(concat(variable, " has no effect: ", knob.why, '.'));
+    }
+  }
+  return lines;
+}
+
+}  // namespace horon

@@ -1,0 +1,32 @@
+// The settings of the engine of named operations.
+#pragma once
+
+#include <chrono>
+#include <string>
+#include <vector>
+
+#include "core/deadline.h"
+#include "named/fusion.h"
+
+namespace horon {
+
+struct NamedOptions {
+  FusionOptions fusion;
+  // How long a transfer may take.
+  std::chrono::milliseconds timeout{std::chrono::minutes(30)};
+  // After this time an operation that some ranks have announced and others not is reported on
+  // stderr, again and again. 0: never. HORON_STALL_CHECK_TIME_SECONDS, default 60.
+  std::chrono::seconds stall_check{60};
+  // And after this time it fails. 0: never. HORON_STALL_SHUTDOWN_TIME_SECONDS, default 0.
+  std::chrono::seconds stall_shutdown{0};
+
+  // Defaults, overridden by the environment: HORON_ names, or else HOROVOD_ ones. Throws UsageError
+  // for values that make no sense.
+  static NamedOptions from_environment();
+};
+
+// Horovod's knobs that are set in the environment and mean nothing here: a line each, to be told
+// once.
+std::vector<std::string> knobs_without_meaning();
+
+}  // namespace horon

@@ -1,0 +1,31 @@
+// What a process set has for itself: a transport that nothing else uses.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/transport.h"
+
+namespace horon {
+
+class ProcessSetLane {
+ public:
+  virtual ~ProcessSetLane() = default;
+  virtual Transport& transport() = 0;
+  // Says goodbye. Does not wait for anybody.
+  virtual void shutdown() = 0;
+  virtual void abort(const std::string& reason) = 0;
+};
+
+// Makes the lane of process set `id` with these global ranks. Called on all of them; blocks until
+// all have come.
+using LaneFactory =
+    std::function<std::unique_ptr<ProcessSetLane>(int id, const std::vector<int>& ranks)>;
+
+// Memory for packing tensors into: where the transport need not copy it again, if there is such a
+// place.
+using BufferFactory = std::function<std::shared_ptr<std::byte>(std::size_t bytes)>;
+
+}  // namespace horon

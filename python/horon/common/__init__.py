@@ -1,0 +1,1 @@
+"""What the Horovod-compatible API shares between frameworks: ``horon.common``, as scripts import it from Horovod."""

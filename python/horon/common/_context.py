@@ -1,0 +1,290 @@
+"""The state behind the Horovod-compatible API: one engine, started by hvd.init(), ended by hvd.shutdown()."""
+
+from __future__ import annotations
+
+import atexit
+import itertools
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+
+from horon import (
+    _C,
+    _backend,  # noqa: F401  (registers its own goodbye at exit, which has to come after ours)
+    _register,
+)
+from horon.common._launch import Launch, find_launch
+from horon.common._order_guard import OrderGuard
+from horon.common._rendezvous import make_store
+from horon.common._topology import Place, Topology, derive_topology, exchange_places, this_host
+
+NOT_INITIALIZED = "Horovod has not been initialized; use hvd.init()."
+
+
+class Registered(Protocol):
+    """A process set object that learns its id from init and loses it at shutdown."""
+
+    process_set_id: int | None
+    ranks: list[int] | None
+
+
+@dataclass(frozen=True)
+class Pending:
+    """What synchronize() needs to know about an operation in flight.
+
+    Attributes:
+        result: Makes what the caller gets of the engine's tensors.
+        keeps: Tensors that must live until the operation is over.
+    """
+
+    result: Callable[[list[torch.Tensor]], Any]
+    keeps: Any
+
+
+_GONE = Pending(list, None)
+"""What is left of an operation that was in flight at shutdown: synchronize() says so."""
+
+
+class Context:
+    """An initialised Horovod: engine, topology, names, and operations in flight.
+
+    Thread safety: init() and shutdown() are serialised by a lock, and concurrent callers of init() all return when it
+    is ready. The rest may be called from any thread; its dictionaries rely on the GIL's atomic operations.
+
+    Ownership: the engine, and the default process group if init() made it. The job's store is kept until the process
+    ends, so that init() and shutdown() can alternate.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._engine: _C.NamedEngine | None = None
+        self._topology: Topology | None = None
+        self._generation = 0
+        self._job_store: Any = None
+        self._made_group: Any = None
+        self._guard = OrderGuard()
+        self._pid = os.getpid()
+        self._exit_registered = False
+        self._counters: dict[tuple[str, int], Iterator[int]] = {}
+        self._n_joins = 0
+        self.pending: dict[int, Pending] = {}
+        self.process_sets: list[Registered] = []
+
+    @property
+    def is_initialized(self) -> bool:
+        return self._engine is not None and self._pid == os.getpid()
+
+    @property
+    def engine(self) -> _C.NamedEngine:
+        """The engine. Raises ValueError before init() and after shutdown()."""
+        engine = self._engine
+        if engine is None:
+            raise ValueError(NOT_INITIALIZED)
+        return engine
+
+    @property
+    def topology(self) -> Topology:
+        """Ranks and sizes. Raises ValueError before init() and after shutdown()."""
+        topology = self._topology
+        if topology is None:
+            raise ValueError(NOT_INITIALIZED)
+        return topology
+
+    def init(self, comm: Any = None, process_sets: Sequence[Sequence[int]] = ()) -> list[int]:
+        """Starts the engine unless it runs. Blocks until all ranks have come.
+
+        Args:
+            comm: None; ranks of the job; or an mpi4py communicator.
+            process_sets: Ranks of each set to add.
+
+        Returns:
+            The ids of the sets, in order.
+
+        Raises:
+            ValueError: A duplicate set (its index is the error's second argument), a rank outside of `comm`, or
+                nothing says where to meet.
+        """
+        with self._lock:
+            if self._pid != os.getpid():
+                self._forget_parent()
+            if self._engine is None:
+                self._start(comm, process_sets)
+                return [self.engine.add_process_set(list(ranks)) for ranks in process_sets]
+            known = self.known_process_sets()
+            missing = [list(ranks) for ranks in process_sets if tuple(ranks) not in known]
+            if missing:
+                raise ValueError(f"horon: hvd.init() was called before; add the process sets {missing} with "
+                                 "hvd.add_process_set().")  # fmt: skip
+            return [known[tuple(ranks)] for ranks in process_sets]
+
+    def known_process_sets(self) -> dict[tuple[int, ...], int]:
+        """The id of every process set, by its ranks."""
+        engine = self.engine
+        return {tuple(engine.process_set_ranks(number)): number for number in engine.process_sets()}
+
+    def shutdown(self) -> None:
+        """Ends the engine, and the default group if init() made it. Does nothing when there is no engine."""
+        with self._lock:
+            engine, made_group = self._engine, self._made_group
+            if engine is None or self._pid != os.getpid():
+                return
+            self._engine = self._topology = self._made_group = None
+            self._guard.remove()
+            self.pending = dict.fromkeys(self.pending, _GONE)
+            for process_set in self.process_sets:
+                process_set.process_set_id = None
+            self.process_sets.clear()
+            engine.shutdown()
+            if made_group is not None and dist.is_initialized() and dist.group.WORLD is made_group:
+                dist.destroy_process_group()
+
+    def name(self, kind: str, given: str | None, process_set: int) -> str:
+        """The name under which ranks find each other's operations, Horovod's: "allreduce.weight", "allreduce.noname.3".
+
+        Numbers are counted by kind and process set, so a set's operations do not shift those of ranks outside of it.
+        """
+        if given is not None:
+            return f"{kind}.{given}"
+        counter = self._counters.get((kind, process_set))
+        if counter is None:
+            counter = self._counters.setdefault((kind, process_set), itertools.count())
+        joins = f"{self._n_joins}." if self._n_joins else ""
+        return f"{kind}.noname.{joins}{next(counter)}"
+
+    def joined(self) -> None:
+        """Counts from zero again: ranks that joined early have issued fewer operations than others."""
+        self._n_joins += 1
+        self._counters.clear()
+
+    def _start(self, comm: Any, process_sets: Sequence[Sequence[int]]) -> None:
+        timeout = _timeout()
+        launch = find_launch(os.environ)
+        generation = self._generation
+        store, launch = self._meet(launch, comm, process_sets, timeout)
+        self._generation += 1
+        made_group = None
+        try:
+            if not dist.is_initialized():
+                _register.registrar()
+                group_store = dist.PrefixStore(f"horon/default/{generation}", store)
+                dist.init_process_group(
+                    "horon", store=group_store, rank=launch.rank, world_size=launch.size, timeout=timeout
+                )
+                made_group = dist.group.WORLD
+            topology = _exchange_topology(dist.PrefixStore(f"horon/places/{generation}", store), launch)
+            engine = _C.NamedEngine(
+                dist.PrefixStore(f"horon/engine/{generation}", store),
+                launch.rank,
+                launch.size,
+                timeout,
+                lambda gloo_store, rank, size: dist.ProcessGroupGloo(gloo_store, rank, size, timeout=timeout),
+            )
+        except BaseException:
+            if made_group is not None:
+                dist.destroy_process_group()
+            raise
+        self._counters.clear()
+        self._n_joins = 0
+        self.pending = {}
+        _start_timeline(engine, launch.rank)
+        self._engine, self._topology, self._made_group = engine, topology, made_group
+        if made_group is not None:
+            self._guard.install()
+        if not self._exit_registered:
+            atexit.register(self.shutdown)
+            self._exit_registered = True
+
+    def _meet(
+        self, launch: Launch, comm: Any, process_sets: Sequence[Sequence[int]], timeout: timedelta
+    ) -> tuple[Any, Launch]:
+        """The store, and this process's place among the ranks of `comm`."""
+        if hasattr(comm, "Get_rank"):
+            launch = replace(launch, launcher="mpi4py", rank=comm.Get_rank(), size=comm.Get_size(), cross_rank=None,
+                             cross_size=None, local_rank=None, local_size=None)  # fmt: skip
+            _check_process_sets(process_sets, launch.size)
+            return _store_over_mpi(comm, timeout), launch
+        if dist.is_initialized():
+            store = dist.distributed_c10d._get_default_store()
+            if (dist.get_rank(), dist.get_world_size()) != (launch.rank, launch.size):
+                launch = Launch("group", dist.get_rank(), dist.get_world_size())
+        else:
+            if self._job_store is None:
+                self._job_store = make_store(launch, timeout)
+            store = self._job_store
+        ranks = list(comm) if comm is not None else []
+        if ranks and ranks != list(range(launch.size)):
+            launch = _within(ranks, launch)
+            store = dist.PrefixStore(f"horon/comm/{'.'.join(map(str, ranks))}", store)
+        _check_process_sets(process_sets, launch.size)
+        return store, launch
+
+    def _forget_parent(self) -> None:
+        """In a forked child: what the parent had is not ours to end."""
+        self._engine = self._topology = self._made_group = self._job_store = None
+        self._guard.remove()
+        self.pending.clear()
+        self.process_sets.clear()
+        self._pid = os.getpid()
+
+
+def _within(ranks: list[int], launch: Launch) -> Launch:
+    if len(set(ranks)) != len(ranks) or not all(0 <= rank < launch.size for rank in ranks):
+        raise ValueError(f"horon: hvd.init(comm={ranks}): expected different ranks from 0 to {launch.size - 1}.")
+    if launch.rank not in ranks:
+        raise ValueError(f"horon: hvd.init(comm={ranks}): rank {launch.rank} is not among them; do not call it here.")
+    return Launch(launch.launcher, ranks.index(launch.rank), len(ranks))
+
+
+def _check_process_sets(process_sets: Sequence[Sequence[int]], size: int) -> None:
+    seen = {tuple(range(size))}
+    for index, ranks in enumerate(process_sets):
+        if not ranks or not all(0 <= rank < size for rank in ranks):
+            raise ValueError(f"horon: process set {list(ranks)}: ranks must be from 0 to {size - 1}.")
+        if tuple(ranks) in seen:
+            raise ValueError("duplicate process set", index)
+        seen.add(tuple(ranks))
+
+
+def _exchange_topology(store: Any, launch: Launch) -> Topology:
+    host = os.environ.get("HORON_HOST_ID") or this_host(socket.gethostname())
+    node = host if launch.node is None else f"node {launch.node}"
+    mine = Place(node, launch.local_rank, launch.local_size)
+    return derive_topology(launch.rank, exchange_places(store, launch.rank, launch.size, mine), launch)
+
+
+def _store_over_mpi(comm: Any, timeout: timedelta) -> Any:
+    """A TCPStore on the communicator's first rank, whose address travels over MPI."""
+    names = comm.allgather(socket.gethostname())
+    is_master = comm.Get_rank() == 0
+    store = None
+    address = None
+    if is_master:
+        host = "127.0.0.1" if len(set(names)) == 1 else socket.getfqdn()
+        store = dist.TCPStore(host, 0, comm.Get_size(), is_master=True, timeout=timeout, wait_for_workers=False)
+        address = (host, store.port)
+    host, port = comm.bcast(address, root=0)
+    return store or dist.TCPStore(host, port, comm.Get_size(), is_master=False, timeout=timeout, wait_for_workers=False)
+
+
+def _start_timeline(engine: _C.NamedEngine, rank: int) -> None:
+    """Records from the beginning, on rank 0, if HORON_TIMELINE or HOROVOD_TIMELINE is a path."""
+    path = os.environ.get("HORON_TIMELINE") or os.environ.get("HOROVOD_TIMELINE")
+    if path and path != "DYNAMIC" and rank == 0:
+        engine.start_timeline(path, os.environ.get("HOROVOD_TIMELINE_MARK_CYCLES", "0") not in ("", "0"))
+
+
+def _timeout() -> timedelta:
+    """How long ranks wait for each other in init(), and in operations that have begun."""
+    seconds = os.environ.get("HORON_TIMEOUT_SECONDS") or os.environ.get("HOROVOD_GLOO_TIMEOUT_SECONDS")
+    return timedelta(seconds=float(seconds)) if seconds else timedelta(minutes=30)
+
+
+default_context = Context()
+"""The one that the module-level functions of horon.torch use."""

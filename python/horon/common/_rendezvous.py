@@ -1,0 +1,63 @@
+"""Where do we meet? Makes the c10d Store through which the ranks of a job find each other."""
+
+from __future__ import annotations
+
+import os
+import stat
+import tempfile
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from horon.common._launch import Launch
+
+
+def make_store(launch: Launch, timeout: timedelta) -> Any:
+    """Makes the job's store. Blocks until rank 0 serves it.
+
+    torchrun: its own (``env://``). With MASTER_ADDR and MASTER_PORT: a TCPStore there, served by rank 0. Under mpirun
+    on one host: a file in the job's session folder. Alone: in this process.
+
+    Raises:
+        ValueError: Nothing says where to meet.
+        torch.distributed.DistStoreError: Rank 0 did not come within `timeout`.
+    """
+    if launch.size == 1 and launch.launcher != "torchrun":
+        return dist.HashStore()
+    has_master = launch.master_addr is not None and launch.master_port is not None
+    if launch.launcher == "torchrun" and has_master:
+        store, _, _ = next(iter(dist.rendezvous("env://", launch.rank, launch.size, timeout=timeout)))
+        return store
+    if has_master:
+        assert launch.master_addr is not None
+        assert launch.master_port is not None
+        return dist.TCPStore(
+            launch.master_addr,
+            launch.master_port,
+            launch.size,
+            is_master=launch.rank == 0,
+            timeout=timeout,
+            wait_for_workers=False,
+            multi_tenant=True,  # so that init_process_group("...", init_method="env://") can serve on the same port
+        )
+    if launch.job_id is not None and launch.is_one_host:
+        return dist.FileStore(str(_private_folder(launch) / f"store-{launch.job_id}"), launch.size)
+    raise ValueError(
+        f"horon: {launch.size} ranks (found by the variables of {launch.launcher}) do not know where to meet: set "
+        "MASTER_ADDR to a host name of rank 0 and MASTER_PORT to a free port there, the same for all ranks "
+        "(mpirun: -x MASTER_ADDR=... -x MASTER_PORT=...)."
+    )
+
+
+def _private_folder(launch: Launch) -> Path:
+    """The launcher's session folder, which ends with the job; else one of our own that no other user can write to."""
+    if launch.session_folder is not None and os.access(launch.session_folder, os.W_OK | os.X_OK):
+        return Path(launch.session_folder)
+    folder = Path(tempfile.gettempdir()) / f"horon-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
+        raise ValueError(f"horon: {folder} is not a folder that only this user can write to; remove it.")
+    return folder

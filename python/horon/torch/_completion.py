@@ -1,0 +1,82 @@
+"""The ends of operations: poll, synchronize, join, barrier."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from horon.common._context import default_context
+from horon.common.exceptions import HorovodInternalError
+from horon.common.process_sets import ProcessSet, global_process_set
+from horon.torch._issue import id_of
+
+
+def poll(handle: int) -> bool:
+    """Whether an operation is over, so that synchronize() does not block. Does not block itself.
+
+    Raises:
+        ValueError: No operation has this handle, or synchronize() was called for it.
+
+    Source: Horovod 0.28.1 ``poll``.
+    """
+    if handle not in default_context.pending:
+        raise ValueError(f"Handle {handle} was not created or has been cleared.")
+    return default_context.engine.poll(handle)
+
+
+def synchronize(handle: int) -> Any:
+    """Waits for an operation and returns its result: a tensor, or a tuple for grouped operations and alltoall.
+
+    Returns None when synchronize() was called for this handle before, as in Horovod. Ctrl-C works while it waits.
+
+    Raises:
+        HorovodInternalError: Ranks disagreed about the operation, a rank was lost, or horon was shut down.
+
+    Source: Horovod 0.28.1 ``synchronize``.
+    """
+    context = default_context
+    pending = context.pending.get(handle)
+    if pending is None:
+        return None
+    if not context.is_initialized:
+        context.pending.pop(handle, None)
+        raise HorovodInternalError("Horovod has been shut down. The operation was in flight.")
+    try:
+        outputs = context.engine.wait(handle)
+    except KeyboardInterrupt:
+        raise  # It goes on, and can be waited for again.
+    except BaseException:
+        context.pending.pop(handle, None)
+        raise
+    context.pending.pop(handle, None)
+    return pending.result(outputs)
+
+
+def join(device: int = -1) -> int:
+    """Says that this rank has no more data, and blocks until all ranks have said so.
+
+    Meanwhile it takes part in the others' operations with zeros; Average still divides by the number of all ranks.
+
+    Args:
+        device: Not used; Horovod's GPU for the zeros.
+
+    Returns:
+        The rank that joined last.
+
+    Source: Horovod 0.28.1 ``join``.
+    """
+    engine = default_context.engine
+    last = int(engine.wait(engine.join())[0].item())
+    default_context.joined()
+    return last
+
+
+def barrier(process_set: ProcessSet = global_process_set) -> None:
+    """Blocks until all ranks of the process set have called it. Operations in flight may go on.
+
+    Raises:
+        ValueError: This rank is not in the process set.
+
+    Source: Horovod 0.28.1 ``barrier``.
+    """
+    engine = default_context.engine
+    engine.wait(engine.barrier(id_of(process_set)))

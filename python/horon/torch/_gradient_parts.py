@@ -1,0 +1,214 @@
+"""What is reduced at once: one large gradient by itself, or many small ones side by side in the arena."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from horon import _arena
+from horon.torch.compression import Compressor, NoneCompressor, dtype_sent_by
+
+_NO_GRAPH = "horon: gradients that have gradients themselves (create_graph=True) can not be reduced"
+
+# Views start on cache lines.
+_ALIGNMENT_BYTES = 64
+
+
+@dataclass(eq=False)
+class Slot:
+    """One parameter, and where its gradient is reduced.
+
+    Attributes:
+        order: Its place in the optimizer's groups, which is taken for the order of the forward pass.
+        passes_left: Backward passes until its gradient goes out.
+        bucket: That it belongs to.
+        view: Its place in the arena, or None while it has none.
+    """
+
+    parameter: torch.Tensor
+    name: str
+    order: int
+    passes_left: int
+    bucket: Any = None
+    view: torch.Tensor | None = None
+
+    def describe(self) -> tuple[str, tuple[int, ...], str]:
+        """What has to be the same on all ranks."""
+        return self.name, tuple(self.parameter.shape), str(self.parameter.dtype)
+
+
+class Part(Protocol):
+    """Gradients that travel as one tensor."""
+
+    slots: Sequence[Slot]
+
+    def pack(self) -> torch.Tensor:
+        """Returns the tensor to reduce in place, contiguous. A missing gradient counts, and becomes, zero."""
+
+    def unpack(self) -> None:
+        """Makes the reduced tensor the parameters' gradients."""
+
+
+SparseReduction = Callable[[torch.Tensor, str], Callable[[], torch.Tensor]]
+"""Starts to reduce a sparse gradient under a name; returns what waits for the result."""
+
+
+def works_by_element(compression: type[Compressor]) -> bool:
+    """Whether a compression treats gradients side by side as it treats each of them, so that they can be packed."""
+    return compression is NoneCompressor or dtype_sent_by(compression) is not None
+
+
+def strides_of_gradient(parameter: torch.Tensor) -> tuple[int, ...]:
+    """The layout that autograd gives a gradient, so that it accumulates into a view with it."""
+    return torch.empty_like(parameter, device="meta").stride()
+
+
+def new_buffer(n_elements: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Memory for gradients: in the arena, or, where there is none or it is full, anywhere."""
+    if device.type == "cpu":
+        try:
+            return _arena.empty(n_elements, dtype=dtype)
+        except (ValueError, torch.OutOfMemoryError):
+            pass
+    return torch.empty(n_elements, dtype=dtype, device=device)
+
+
+class Packed:
+    """Gradients of one dtype, one after another in one buffer in the arena: a parameter's ``.grad`` is its view."""
+
+    def __init__(self, slots: Sequence[Slot], compression: type[Compressor], sparse_as_dense: bool) -> None:
+        self.slots = slots
+        first = slots[0].parameter
+        unit = max(_ALIGNMENT_BYTES // first.dtype.itemsize, 1)
+        starts = [0]
+        for slot in slots:
+            starts.append(starts[-1] + -(-slot.parameter.numel() // unit) * unit)
+        self._buffer = new_buffer(starts[-1], first.dtype, first.device).zero_()
+        for slot, start in zip(slots, starts, strict=False):
+            part = self._buffer[start : start + slot.parameter.numel()]
+            slot.view = part.as_strided(slot.parameter.size(), strides_of_gradient(slot.parameter))
+        self._sent = self._buffer
+        dtype_sent = dtype_sent_by(compression)
+        if dtype_sent is not None and first.dtype.is_floating_point:
+            self._sent = new_buffer(starts[-1], dtype_sent, first.device).zero_()
+        self._sparse_as_dense = sparse_as_dense
+        self._sparse: list[Slot] = []
+
+    def pack(self) -> torch.Tensor:
+        places: list[torch.Tensor] = []
+        gradients: list[torch.Tensor] = []
+        self._sparse.clear()
+        for slot in self.slots:
+            gradient, view = slot.parameter.grad, slot.view
+            if gradient is view:
+                continue
+            assert view is not None
+            if gradient is None:
+                view.zero_()
+                slot.parameter.grad = view
+            elif gradient.is_sparse:
+                self._pack_sparse(slot, gradient)
+            else:
+                assert not gradient.requires_grad, _NO_GRAPH
+                places.append(view)
+                gradients.append(gradient)
+                slot.parameter.grad = view
+        if places:
+            torch._foreach_copy_(places, gradients)
+        if self._sent is not self._buffer:
+            self._sent.copy_(self._buffer)
+        return self._sent
+
+    def _pack_sparse(self, slot: Slot, gradient: torch.Tensor) -> None:
+        assert slot.view is not None
+        if self._sparse_as_dense:
+            slot.view.copy_(gradient.to_dense())
+            self._sparse.append(slot)
+        else:
+            slot.view.zero_()  # It goes by itself, and nothing of it goes here.
+
+    def unpack(self) -> None:
+        if self._sent is not self._buffer:
+            self._buffer.copy_(self._sent)
+        for slot in self._sparse:
+            assert slot.view is not None
+            assert slot.parameter.grad is not None
+            slot.parameter.grad = slot.view.to_sparse(slot.parameter.grad.sparse_dim())
+
+
+class Direct:
+    """One gradient, reduced where autograd left it."""
+
+    def __init__(self, slot: Slot, compression: type[Compressor], sparse_as_dense: bool) -> None:
+        self.slots = (slot,)
+        self._slot = slot
+        self._strides = strides_of_gradient(slot.parameter)
+        self._compression = compression
+        self._sparse_as_dense = sparse_as_dense
+        self._cast: torch.Tensor | None = None
+        self._gradient: torch.Tensor | None = None
+        self._n_sparse_dims = 0
+        self._sent: torch.Tensor | None = None
+        self._ctx: Any = None
+
+    def pack(self) -> torch.Tensor:
+        parameter = self._slot.parameter
+        gradient = parameter.grad
+        if gradient is None:
+            gradient = self.view()
+            gradient.zero_()
+            parameter.grad = gradient
+        self._n_sparse_dims = 0
+        if gradient.is_sparse:
+            self._n_sparse_dims = gradient.sparse_dim()
+            gradient = gradient.to_dense()
+        assert not gradient.requires_grad, _NO_GRAPH
+        self._gradient = gradient
+        flat = self._flat(gradient, self._strides)
+        dtype_sent = dtype_sent_by(self._compression)
+        if dtype_sent is not None and flat.dtype.is_floating_point:
+            if self._cast is None:
+                self._cast = new_buffer(flat.numel(), dtype_sent, flat.device)
+            self._sent = self._cast.copy_(flat)
+        elif works_by_element(self._compression):
+            self._sent = flat
+        else:
+            sent, self._ctx = self._compression.compress(gradient)
+            self._sent = sent.contiguous()
+        return self._sent
+
+    def unpack(self) -> None:
+        gradient, sent = self._gradient, self._sent
+        assert gradient is not None
+        assert sent is not None
+        if works_by_element(self._compression):
+            if sent.data_ptr() != gradient.data_ptr() or sent.dtype != gradient.dtype:
+                gradient.copy_(sent.as_strided(gradient.size(), self._strides))
+        else:
+            result = self._compression.decompress(sent, self._ctx)
+            if result is not gradient:
+                gradient.copy_(result.view_as(gradient))
+        if self._n_sparse_dims:
+            self._slot.parameter.grad = gradient.to_sparse(self._n_sparse_dims)
+        self._gradient = self._sent = self._ctx = None
+
+    def view(self) -> torch.Tensor:
+        """Its place in the arena, made when first asked for."""
+        slot = self._slot
+        if slot.view is None:
+            parameter = slot.parameter
+            buffer = new_buffer(parameter.numel(), parameter.dtype, parameter.device)
+            slot.view = buffer.as_strided(parameter.size(), strides_of_gradient(parameter))
+        return slot.view
+
+    @staticmethod
+    def _flat(gradient: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
+        """All elements in the order of memory, which is the same on all ranks; a copy if the layout is another one."""
+        if gradient.stride() != strides:
+            copy = torch.empty(gradient.numel(), dtype=gradient.dtype, device=gradient.device)
+            copy.as_strided(gradient.size(), strides).copy_(gradient)
+            return copy
+        return gradient.as_strided((gradient.numel(),), (1,))

@@ -1,0 +1,286 @@
+"""Sends gradients out while the backward pass goes on, and waits for them."""
+
+from __future__ import annotations
+
+import hashlib
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from horon.common._context import default_context
+from horon.common._reduce_ops import Average
+from horon.common.exceptions import HorovodInternalError
+from horon.common.process_sets import ProcessSet
+from horon.common.util import split_list
+from horon.torch._allreduce import sparse_allreduce_async
+from horon.torch._gradient_parts import Direct, Packed, Part, Slot, works_by_element
+from horon.torch._issue import id_of
+from horon.torch.compression import Compressor
+
+# A gradient of at least so many bytes goes by itself, from where autograd put it.
+_DIRECT_BYTES = 256 * 1024
+# Smaller ones go together, in the order of the backward pass, up to so many bytes at once.
+_BUCKET_BYTES = 1024 * 1024
+
+Groups = Sequence[Sequence[torch.Tensor]] | int | None
+
+
+@dataclass(frozen=True)
+class ReductionOptions:
+    """How gradients are reduced; see DistributedOptimizer."""
+
+    compression: type[Compressor]
+    op: int
+    gradient_predivide_factor: float
+    groups: Groups
+    sparse_as_dense: bool
+    process_set: ProcessSet
+
+
+@dataclass(eq=False)
+class _Bucket:
+    """Gradients that go out together, when the last of them is ready."""
+
+    parts: list[Part]
+    names: list[str]
+    priority: int
+    n_slots: int
+    n_ready: int = 0
+    handle: int | None = None
+    sparse: list[tuple[Slot, Callable[[], torch.Tensor]]] = field(default_factory=list)
+
+    @property
+    def is_out(self) -> bool:
+        return self.handle is not None or bool(self.sparse)
+
+
+class GradientReducer:
+    """Reduces the gradients of some parameters over a process set, in place, bucket by bucket.
+
+    A hook on every parameter counts its backward passes; when all gradients of a bucket are there, it goes out. The
+    buckets and the memory for them are made in the first backward pass. synchronize() sends what has not gone out, and
+    waits for all.
+
+    Thread safety: one thread at a time, as for autograd of one model. Ownership: the hooks are taken off the
+    parameters when the reducer dies.
+    """
+
+    def __init__(
+        self, named_parameters: Sequence[tuple[str, torch.Tensor]], passes: int, options: ReductionOptions
+    ) -> None:
+        self.passes = passes
+        self._options = options
+        self.process_set = options.process_set
+        self._slots = [Slot(parameter, name, order, passes) for order, (name, parameter) in enumerate(named_parameters)]
+        self._buckets: list[_Bucket] | None = None
+        self._digest = ""
+        self._digests: int | None = None  # handle of the ranks' comparison of their layouts, in the first step
+        self.has_gradients = False
+        hooks = [slot.parameter.register_post_accumulate_grad_hook(self._make_hook(slot)) for slot in self._slots]  # type: ignore[no-untyped-call]
+        weakref.finalize(self, _remove_all, hooks)
+
+    def set_passes(self, passes: int) -> None:
+        """Sets how many backward passes come before a gradient goes out, for passes that have not begun."""
+        self.passes = passes
+        for slot in self._slots:
+            slot.passes_left = passes
+
+    def reset(self) -> None:
+        """Forgets what was in flight."""
+        self.has_gradients = False
+        self._digests = None
+        for slot in self._slots:
+            slot.passes_left = self.passes
+        for bucket in self._buckets or ():
+            bucket.n_ready, bucket.handle = 0, None
+            bucket.sparse.clear()
+
+    def synchronize(self) -> None:
+        """Sends what has not gone out, and blocks until all gradients are reduced.
+
+        Raises:
+            HorovodInternalError: Ranks disagree, or one was lost. Nothing is in flight afterwards.
+        """
+        if self._buckets is None:
+            self._build()
+        assert self._buckets is not None
+        self._compare_layouts()
+        for bucket in self._buckets:
+            if not bucket.is_out:
+                self._send(bucket)
+        error: HorovodInternalError | None = None
+        for bucket in self._buckets:
+            try:
+                self._receive(bucket)
+            except HorovodInternalError as failure:
+                error = error or failure
+        self.reset()
+        if error is not None:
+            raise error
+
+    @torch.no_grad()
+    def zero_in_place(self) -> None:
+        """Moves gradients that the user keeps from step to step into the arena. They are about to be set to zero."""
+        for bucket in self._buckets or ():
+            for part in bucket.parts:
+                if isinstance(part, Direct):
+                    parameter = part.slots[0].parameter
+                    gradient = parameter.grad
+                    if gradient is not None and not gradient.is_sparse and gradient is not part.slots[0].view:
+                        parameter.grad = part.view()
+
+    def _make_hook(self, slot: Slot) -> Callable[[torch.Tensor], None]:
+        reference = weakref.ref(self)
+
+        def hook(_: torch.Tensor) -> None:
+            reducer = reference()
+            if reducer is None:
+                return
+            slot.passes_left -= 1
+            reducer.has_gradients = True
+            if slot.passes_left > 0:
+                return
+            if slot.passes_left < 0:
+                raise AssertionError(
+                    "Gradients were computed more than backward_passes_per_step times before call to step(). "
+                    "Increase backward_passes_per_step to accumulate gradients locally."
+                )
+            bucket = slot.bucket
+            if bucket is None:
+                reducer._build()
+                bucket = slot.bucket
+            bucket.n_ready += 1
+            if bucket.n_ready == bucket.n_slots:
+                reducer._send(bucket)
+
+        return hook
+
+    @torch.no_grad()
+    def _send(self, bucket: _Bucket) -> None:
+        options = self._options
+        if not options.sparse_as_dense:
+            self._send_sparse(bucket)
+            if bucket.sparse and len(bucket.parts) == 1 and isinstance(bucket.parts[0], Direct):
+                return
+        tensors = [part.pack() for part in bucket.parts]
+        factor = options.gradient_predivide_factor if options.op == Average else 1.0
+        number = id_of(options.process_set)
+        bucket.handle = default_context.engine.allreduce(
+            tensors, tensors, bucket.names, options.op, 1.0 / factor, factor, number, bucket.priority
+        )
+
+    def _send_sparse(self, bucket: _Bucket) -> None:
+        for part in bucket.parts:
+            for slot in part.slots:
+                gradient = slot.parameter.grad
+                if gradient is not None and gradient.is_sparse:
+                    options = self._options
+                    wait = sparse_allreduce_async(gradient, slot.name, options.op, options.process_set)
+                    bucket.sparse.append((slot, wait))
+
+    @torch.no_grad()
+    def _receive(self, bucket: _Bucket) -> None:
+        if bucket.handle is not None:
+            default_context.engine.wait(bucket.handle)
+            for part in bucket.parts:
+                part.unpack()
+        for slot, wait in bucket.sparse:
+            slot.parameter.grad = wait()
+
+    def _build(self) -> None:
+        """Lays out the buckets, and starts to ask whether all ranks have the same."""
+        options = self._options
+        layout = [self._parts_of(slots) for slots in self._slots_of_buckets()]
+        described = [[[slot.describe() for slot in part.slots] for part in parts] for parts in layout]
+        digest = hashlib.sha256(repr(described).encode()).digest()
+        self._digest = digest[:4].hex()
+        self._buckets = [
+            _Bucket(
+                parts,
+                [self._name_of(part) for part in parts],
+                priority=min(slot.order for part in parts for slot in part.slots),
+                n_slots=sum(len(part.slots) for part in parts),
+            )
+            for parts in layout
+        ]
+        for bucket in self._buckets:
+            for part in bucket.parts:
+                for slot in part.slots:
+                    slot.bucket = bucket
+        number = id_of(options.process_set)
+        name = default_context.name("gradient_layout", None, number)
+        mine = torch.tensor([int.from_bytes(digest[:7], "little")], dtype=torch.int64)
+        self._digests = default_context.engine.allgather([mine], [name], number)
+
+    def _slots_of_buckets(self) -> list[list[Slot]]:
+        """Which parameters go together: the user's groups, else by size, dtype and the order of the backward pass."""
+        groups = self._options.groups
+        if groups is None:
+            return self._automatic_buckets(list(reversed(self._slots)))
+        if isinstance(groups, int):
+            return [list(slots) for slots in split_list(self._slots, groups) if slots]
+        slot_of = {slot.parameter: slot for slot in self._slots}
+        chosen = [[slot_of[parameter] for parameter in group if parameter in slot_of] for group in groups]
+        grouped = {slot for slots in chosen for slot in slots}
+        rest = [slot for slot in reversed(self._slots) if slot not in grouped]
+        return [slots for slots in chosen if slots] + self._automatic_buckets(rest)
+
+    def _automatic_buckets(self, slots: list[Slot]) -> list[list[Slot]]:
+        buckets: list[list[Slot]] = []
+        filling: dict[tuple[torch.dtype, torch.device], tuple[list[Slot], int]] = {}
+        for slot in slots:
+            n_bytes = slot.parameter.numel() * slot.parameter.dtype.itemsize
+            if self._is_direct(slot):
+                buckets.append([slot])
+                continue
+            key = slot.parameter.dtype, slot.parameter.device
+            bucket, filled = filling.get(key, ([], 0))
+            if not bucket or filled + n_bytes > _BUCKET_BYTES:
+                bucket, filled = [], 0
+                buckets.append(bucket)
+            bucket.append(slot)
+            filling[key] = bucket, filled + n_bytes
+        return buckets
+
+    def _is_direct(self, slot: Slot) -> bool:
+        n_bytes = slot.parameter.numel() * slot.parameter.dtype.itemsize
+        return n_bytes >= _DIRECT_BYTES or not works_by_element(self._options.compression)
+
+    def _parts_of(self, slots: list[Slot]) -> list[Part]:
+        options = self._options
+        parts: list[Part] = []
+        packed: dict[tuple[torch.dtype, torch.device], list[Slot]] = {}
+        for slot in slots:
+            if self._is_direct(slot):
+                parts.append(Direct(slot, options.compression, options.sparse_as_dense))
+            else:
+                packed.setdefault((slot.parameter.dtype, slot.parameter.device), []).append(slot)
+        parts += [Packed(together, options.compression, options.sparse_as_dense) for together in packed.values()]
+        return parts
+
+    def _name_of(self, part: Part) -> str:
+        """A parameter's own, as in Horovod; for several, the first one's, and what makes the layout unmistakable."""
+        first = f"allreduce.{part.slots[0].name}"
+        return first if isinstance(part, Direct) else f"{first}+{len(part.slots) - 1}.{self._digest}"
+
+    def _compare_layouts(self) -> None:
+        handle, self._digests = self._digests, None
+        if handle is None:
+            return
+        digests: list[Any] = default_context.engine.wait(handle)[0].tolist()
+        mine = digests[self._options.process_set.rank() or 0]
+        others = [rank for rank, digest in enumerate(digests) if digest != mine]
+        if others:
+            raise HorovodInternalError(
+                "DistributedOptimizer: names, shapes, dtypes, order or groups of the parameters differ between ranks: "
+                f"this one's are not those of rank(s) {others} of the process set. Build the same model and optimizer "
+                "on all ranks."
+            )
+
+
+def _remove_all(hooks: list[Any]) -> None:
+    for hook in hooks:
+        hook.remove()

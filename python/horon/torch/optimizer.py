@@ -1,0 +1,286 @@
+"""The DistributedOptimizer: any torch.optim optimizer, on gradients reduced over the ranks."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, cast
+
+import torch
+
+from horon.common import basics
+from horon.common._reduce_ops import Adasum, Average
+from horon.common.process_sets import ProcessSet, global_process_set
+from horon.common.util import num_rank_is_power_2
+from horon.torch._adasum_optimizer import AdasumOptimizer
+from horon.torch._allreduce import allreduce
+from horon.torch._gradient_reducer import GradientReducer, Groups, ReductionOptions
+from horon.torch.compression import Compression, Compressor
+
+Closure = Callable[[], Any]
+
+
+class _DistributedOptimizer(torch.optim.Optimizer):
+    """What a DistributedOptimizer adds to the optimizer's own class. Made by :func:`_make`."""
+
+    _horon_reducer: GradientReducer | None
+    """None where nothing needs to be sent: alone, or outside of the process set."""
+    _horon_passes: int
+    _horon_is_synchronized: bool
+    _horon_synchronizes_in_step: bool
+
+    @property
+    def backward_passes_per_step(self) -> int:
+        """Backward passes before gradients go out."""
+        return self._horon_passes
+
+    def set_backward_passes_per_step(self, passes: int) -> None:
+        """Sets how many backward passes come before step() or synchronize(). Call it after a step.
+
+        Source: Horovod 0.28.1 ``set_backward_passes_per_step``.
+        """
+        self._horon_passes = passes
+        if self._horon_reducer is not None:
+            self._horon_reducer.set_passes(passes)
+
+    def synchronize(self) -> None:
+        """Blocks until all gradients are reduced; those that were not computed count as zeros.
+
+        To clip gradients, or to look at them: call it after backward(), and step() within skip_synchronize().
+
+        Raises:
+            HorovodInternalError: Ranks disagree about the parameters, or one was lost.
+
+        Source: Horovod 0.28.1 ``synchronize``.
+        """
+        if self._horon_reducer is not None:
+            self._horon_reducer.synchronize()
+        self._horon_is_synchronized = True
+
+    @contextmanager
+    def skip_synchronize(self) -> Iterator[None]:
+        """A with block in which step() does not synchronize, because synchronize() was called already.
+
+        Source: Horovod 0.28.1 ``skip_synchronize``.
+        """
+        self._horon_synchronizes_in_step = False
+        try:
+            yield
+        finally:
+            self._horon_synchronizes_in_step = True
+
+    def step(self, closure: Closure | None = None) -> Any:
+        """Waits for the gradients, then takes the optimizer's step.
+
+        Args:
+            closure: Computes the gradients and returns the loss; they are reduced each time after it ran. For LBFGS
+                the loss is averaged as well, since its search depends on it.
+
+        Source: Horovod 0.28.1 ``step`` (which reduces before a closure runs, and not after).
+        """
+        if self._horon_synchronizes_in_step:
+            if closure is not None:
+                closure = self._with_synchronize(closure)
+            else:
+                if self._horon_is_synchronized:
+                    warnings.warn(
+                        "optimizer.step() called without optimizer.skip_synchronize() context after "
+                        "optimizer.synchronize(). This can cause training slowdown. You may want to consider using "
+                        "optimizer.skip_synchronize() context if you use optimizer.synchronize() in your code.",
+                        stacklevel=2,
+                    )
+                self.synchronize()
+        result = super().step() if closure is None else super().step(closure)  # type: ignore[func-returns-value]
+        self._horon_is_synchronized = False
+        return result
+
+    # torch wraps the step of each class in a profiler range and hooks; the class below this one has them already.
+    step.hooked = True  # type: ignore[attr-defined]
+
+    def _with_synchronize(self, closure: Closure) -> Closure:
+        def synchronized() -> Any:
+            loss = closure()
+            self.synchronize()
+            if isinstance(self, torch.optim.LBFGS) and self._horon_reducer is not None:
+                loss = allreduce(torch.as_tensor(loss).detach(), process_set=self._horon_reducer.process_set)
+            return loss
+
+        return synchronized
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Resets the gradients.
+
+        Args:
+            set_to_none: Whether ``.grad`` becomes None, or zeros (which then stay in the arena).
+
+        Raises:
+            AssertionError: Between backward() and step() or synchronize().
+
+        Source: Horovod 0.28.1 ``zero_grad``.
+        """
+        reducer = self._horon_reducer
+        if reducer is not None:
+            if reducer.has_gradients:
+                raise AssertionError(
+                    "optimizer.zero_grad() was called after loss.backward() but before optimizer.step() or "
+                    "optimizer.synchronize(). This is prohibited as it can cause a race condition."
+                )
+            if not set_to_none:
+                reducer.zero_in_place()
+        super().zero_grad(set_to_none)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """As the optimizer's own; gradients in flight are forgotten. Source: Horovod 0.28.1 ``load_state_dict``."""
+        if self._horon_reducer is not None:
+            self._horon_reducer.reset()
+        self._horon_is_synchronized = False
+        self._horon_synchronizes_in_step = True
+        super().load_state_dict(state_dict)
+
+
+def DistributedOptimizer(
+    optimizer: torch.optim.Optimizer,
+    named_parameters: Iterable[tuple[str, torch.Tensor]] | None = None,
+    compression: type[Compressor] = Compression.none,
+    backward_passes_per_step: int = 1,
+    op: int = Average,
+    gradient_predivide_factor: float = 1.0,
+    num_groups: int = 0,
+    groups: int | list[list[torch.Tensor]] | None = None,
+    sparse_as_dense: bool = False,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """Wraps an optimizer so that it steps on gradients reduced over the ranks.
+
+    Gradients go out while the backward pass goes on, in place; step() waits for them. The result is of a subclass of
+    the optimizer's class and shares its parameter groups and its state; use it instead of the old one from now on.
+    Besides the optimizer's methods it has synchronize(), skip_synchronize() and set_backward_passes_per_step(). To
+    clip gradients::
+
+        loss.backward()
+        optimizer.synchronize()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), limit)
+        with optimizer.skip_synchronize():
+            optimizer.step()
+
+    and so with a GradScaler: synchronize(), ``scaler.unscale_(optimizer)``, then ``scaler.step(optimizer)`` within
+    skip_synchronize().
+
+    Args:
+        optimizer: Any torch.optim.Optimizer.
+        named_parameters: ``model.named_parameters()``: all of the optimizer's parameters with their names, the same on
+            all ranks. Without it they are named by their numbers.
+        compression: What gradients go through on their way: Compression.none, .fp16, .bf16, or a Compressor.
+        backward_passes_per_step: Backward passes that add up before gradients go out.
+        op: Average, Sum, Min, Max, Product, or Adasum (which reduces the steps instead of the gradients).
+        gradient_predivide_factor: With Average: divide by it before the sum, and by size / factor after it.
+        num_groups: Deprecated: ``groups``.
+        groups: Gradients to send together: lists of parameters, or the number of lists to make. By default large ones
+            go by themselves, and small ones in lists of about 1 MiB.
+        sparse_as_dense: Whether sparse gradients are reduced as dense ones (and are sparse again afterwards), not
+            gathered.
+        process_set: The ranks that take part; on others, the optimizer steps on their own gradients.
+
+    Raises:
+        ValueError: Names that are not unique, parameters without a name, entries that are no (name, parameter) pairs;
+            backward_passes_per_step <= 0; a predivide factor with an op other than Average; bad groups; not
+            initialised.
+        NotImplementedError: Adasum with a process set, or with a number of ranks that is no power of two.
+
+    Source: Horovod 0.28.1 ``DistributedOptimizer``.
+    """
+    if gradient_predivide_factor != 1.0 and op != Average:
+        raise ValueError("gradient_predivide_factor not supported with op != Average")
+    if num_groups != 0:
+        warnings.warn(
+            "Parameter `num_groups` has been replaced by `groups` and will be removed in v0.23.0.",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        groups = num_groups if groups is None else groups
+    if backward_passes_per_step <= 0:
+        raise ValueError("backward_passes_per_step must be > 0")
+    _check_groups(groups)
+    named = _name_all(optimizer, named_parameters)
+    if op == Adasum and basics.size() > 1:
+        if process_set != global_process_set:
+            raise NotImplementedError("Adasum does not support non-global process sets yet.")
+        if not num_rank_is_power_2(basics.size()):
+            raise NotImplementedError("Running Adasum with non-power of 2 ranks is not supported yet.")
+        return _make(AdasumOptimizer, optimizer)._horon_start(named, compression, backward_passes_per_step)
+    wrapped = _make(_DistributedOptimizer, optimizer)
+    wrapped._horon_passes = backward_passes_per_step
+    wrapped._horon_is_synchronized = False
+    wrapped._horon_synchronizes_in_step = True
+    wrapped._horon_reducer = None
+    if process_set.included() and basics.size() > 1 and process_set.size() != 1:
+        options = ReductionOptions(compression, op, gradient_predivide_factor, groups, sparse_as_dense, process_set)
+        wrapped._horon_reducer = GradientReducer(named, backward_passes_per_step, options)
+    return wrapped
+
+
+def _make(added: type[Any], optimizer: torch.optim.Optimizer) -> Any:
+    """An object of a new class, `added` on top of the optimizer's, that shares groups, state and hooks with it.
+
+    The optimizer's constructor is not called: it may want more than parameters, or refuse some of them.
+    """
+    own = type(optimizer)
+    cls = type(own.__name__, (added, own), {"__module__": __name__})
+    wrapped = cls.__new__(cls)
+    # A learning rate scheduler puts a step of its own into the instance, which would go past ours.
+    wrapped.__dict__.update({k: v for k, v in vars(optimizer).items() if k not in ("step", "zero_grad")})
+    return wrapped
+
+
+def _name_all(
+    optimizer: torch.optim.Optimizer, named_parameters: Iterable[tuple[str, torch.Tensor]] | None
+) -> list[tuple[str, torch.Tensor]]:
+    """The optimizer's parameters that need gradients, in its order, with their names."""
+    all_parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    if named_parameters is None:
+        given = [
+            (f"allreduce.noname.{i}.{j}", parameter)
+            for i, group in enumerate(optimizer.param_groups)
+            for j, parameter in enumerate(group["params"])
+        ]
+    else:
+        given = list(named_parameters)
+    if any(not isinstance(entry, tuple) for entry in given):
+        raise ValueError(
+            "named_parameters should be a sequence of tuples (name, parameter), usually produced by "
+            "model.named_parameters()."
+        )
+    names = [name for name, _ in given]
+    duplicates = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
+    if duplicates:
+        raise ValueError(
+            "Parameter names in named_parameters must be unique. Found duplicates: " + ", ".join(duplicates)
+        )
+    name_of = {parameter: name for name, parameter in given}
+    unnamed = [id(parameter) for parameter in all_parameters if parameter not in name_of]
+    if unnamed:
+        raise ValueError(
+            "named_parameters was specified, but one or more model parameters were not named. Python object ids: "
+            + ", ".join(map(str, unnamed))
+        )
+    return [(name_of[parameter], parameter) for parameter in all_parameters if parameter.requires_grad]
+
+
+def _check_groups(groups: Any) -> None:
+    if groups is None:
+        return
+    if isinstance(groups, int) and not isinstance(groups, bool) and groups > 0:
+        return
+    if not isinstance(groups, list):
+        raise ValueError("groups should be a non-negative integer or a list of list of torch.Tensor.")
+    seen: set[torch.Tensor] = set()
+    for parameter in (parameter for group in cast("Sequence[Any]", groups) for parameter in group):
+        if not isinstance(parameter, torch.Tensor):
+            raise ValueError("groups must consist of torch.Tensor.")
+        if parameter in seen:
+            raise ValueError("A parameter can only appear once in groups.")
+        seen.add(parameter)
+
+
+__all__ = ["DistributedOptimizer", "Groups"]

@@ -1,0 +1,136 @@
+// Engines of named operations with ranks as threads, over real shared memory.
+#pragma once
+
+#include <algorithm>
+#include <cstdlib>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "named/named_engine.h"
+#include "rank_threads.h"
+#include "shm/shm_control_channel.h"
+#include "shm/shm_transport.h"
+
+namespace horon::testing {
+
+class PrefixedStore final : public Store {
+ public:
+  PrefixedStore(Store* store, std::string prefix) : store_(store), prefix_(std::move(prefix)) {}
+  void set(const std::string& key, const std::string& value) override {
+    store_->set(prefix_ + key, value);
+  }
+  std::string get(const std::string& key, const Deadline& deadline) override {
+    return store_->get(prefix_ + key, deadline);
+  }
+  std::int64_t add(const std::string& key, std::int64_t amount) override {
+    return store_->add(prefix_ + key, amount);
+  }
+
+ private:
+  Store* const store_;
+  const std::string prefix_;
+};
+
+class TestLane final : public ProcessSetLane {
+ public:
+  explicit TestLane(std::unique_ptr<SharedGroup> group)
+      : group_(std::move(group)), transport_(&group_->segment, &group_->peers, &group_->arenas) {}
+  Transport& transport() override { return transport_; }
+  void shutdown() override { transport_.depart(); }
+  void abort(const std::string& reason) override { transport_.abort(reason); }
+
+ private:
+  const std::unique_ptr<SharedGroup> group_;
+  ShmTransport transport_;
+};
+
+inline std::unique_ptr<NamedEngine> make_engine(Store& store, int rank, int n_ranks,
+                                                const NamedOptions& named = {}) {
+  NamedEngine::Parts parts;
+  parts.rank = rank;
+  parts.n_ranks = n_ranks;
+  PrefixedStore control(&store, "control/");
+  parts.channel = std::make_unique<ShmControlChannel>(
+      rendezvous(control, identity_of(rank, n_ranks), ShmControlChannel::options({}), patient()));
+  parts.make_lane = [&store, rank](int id, const std::vector<int>& ranks) {
+    PrefixedStore own(&store, concat("set", id, '/'));
+    const auto place = std::find(ranks.begin(), ranks.end(), rank) - ranks.begin();
+    return std::make_unique<TestLane>(
+        rendezvous(own, identity_of(static_cast<int>(place), static_cast<int>(ranks.size())),
+                   small_options(), patient()));
+  };
+  parts.make_buffer = [](std::size_t bytes) {
+    return std::shared_ptr<std::byte>(
+        static_cast<std::byte*>(std::aligned_alloc(64, (bytes + 63) / 64 * 64)),
+        [](std::byte* data) { std::free(data); });
+  };
+  return std::make_unique<NamedEngine>(std::move(parts), named);
+}
+
+// An operation on floats, in place where sizes allow it.
+struct FloatOperation final : NamedOperation {
+  FloatOperation(NamedKind kind, const std::string& name, std::vector<float> values,
+                 int process_set = 0, NamedOp op = NamedOp::kSum)
+      : data(std::move(values)) {
+    auto made = std::make_shared<NamedRequest>();
+    made->kind = kind;
+    made->op = op;
+    made->process_set = process_set;
+    made->tensors.resize(1);
+    made->tensors[0].name = name;
+    const bool any_rows = kind == NamedKind::kAllGather || kind == NamedKind::kAllToAll;
+    made->tensors[0].shape = {any_rows ? -1 : static_cast<std::int64_t>(data.size())};
+    editable = made;
+    request = made;
+    auto* bytes = reinterpret_cast<std::byte*>(data.data());
+    Tensor view;
+    view.input = {bytes, data.size() * sizeof(float)};
+    if (!any_rows) {
+      view.output = {bytes, data.size() * sizeof(float)};
+    }
+    tensors.push_back(view);
+    rows = {static_cast<std::int64_t>(data.size())};
+  }
+
+  Span allocate(std::size_t /*index*/, std::int64_t n) override {
+    result.resize(static_cast<std::size_t>(n));
+    return {reinterpret_cast<std::byte*>(result.data()), result.size() * sizeof(float)};
+  }
+
+  std::vector<float> data;
+  std::vector<float> result;
+  std::shared_ptr<NamedRequest> editable;  // before it is submitted
+};
+
+struct SignalOperation final : NamedOperation {
+  SignalOperation(NamedKind kind, const std::string& name, std::vector<std::int32_t> ranks = {},
+                  int process_set = 0, int root = 0) {
+    auto made = std::make_shared<NamedRequest>();
+    made->kind = kind;
+    made->process_set = process_set;
+    made->ranks = std::move(ranks);
+    made->root = root;
+    made->tensors.resize(1);
+    made->tensors[0].name = name;
+    request = made;
+    tensors.resize(1);
+  }
+};
+
+inline std::string error_text(const NamedOperation& operation) {
+  return operation.error ? text_of(operation.error) : std::string();
+}
+
+// Submits and waits.
+inline void complete(NamedEngine& engine, const std::shared_ptr<NamedOperation>& operation,
+                     bool will_wait = true) {
+  engine.wait(engine.submit(operation, will_wait), nullptr);
+}
+
+inline void must_complete(NamedEngine& engine, const std::shared_ptr<NamedOperation>& operation) {
+  complete(engine, operation);
+  expect(!operation->error, operation->request->name(), ": ", error_text(*operation));
+}
+
+}  // namespace horon::testing

@@ -1,0 +1,79 @@
+"""Ranks that disagree get an error on every rank, and the job goes on. What is wrong by itself is a ValueError."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from harness import on_gloo, run_ranks
+from horovod_session import horovod
+
+pytestmark = pytest.mark.skipif(on_gloo(), reason="horon's own")
+
+
+def _mismatches(rank: int, size: int) -> None:
+    with horovod() as hvd:
+        first = rank == 0
+        cases = {
+            "Mismatched data types": lambda: hvd.allreduce(torch.ones(3).to(torch.int32 if first else torch.float32)),
+            "Mismatched ALLREDUCE tensor shapes": lambda: hvd.allreduce(torch.ones(3 if first else 4)),
+            "Mismatched prescale and/or postscale factors": lambda: hvd.allreduce(
+                torch.ones(3), prescale_factor=0.5 if first else 1.0
+            ),
+            "Mismatched reduction operation": lambda: hvd.allreduce(torch.ones(3), op=hvd.Sum if first else hvd.Max),
+            "root ranks": lambda: hvd.broadcast(torch.ones(3), 0 if first else 1),
+            "Mismatched BROADCAST tensor shapes": lambda: hvd.broadcast(torch.ones(3 if first else 4), 0),
+            "Mismatched ALLGATHER tensor shapes": lambda: hvd.allgather(torch.ones(3, 2 if first else 4)),
+        }
+        for message, call in cases.items():
+            with pytest.raises(hvd.HorovodInternalError, match=message):
+                call()
+            assert hvd.allreduce(torch.ones(2), op=hvd.Sum, name="after").tolist() == [size] * 2
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_mismatches(size: int) -> None:
+    run_ranks(_mismatches, size)
+
+
+def _bad_by_itself(rank: int, size: int) -> None:
+    with horovod() as hvd:
+        x = torch.ones(3)
+        handle = hvd.allreduce_async(x, name="twice") if rank == 0 else None
+        if rank == 0:
+            with pytest.raises(ValueError):
+                hvd.allreduce_async(x, name="twice")
+        hvd.barrier()
+        if rank != 0:
+            handle = hvd.allreduce_async(x, name="twice")
+        assert hvd.synchronize(handle).tolist() == [1.0] * 3
+        for bad in (torch.ones(3, dtype=torch.complex64), torch.ones(3).to_sparse(), torch.ones(2, 2).t()):
+            with pytest.raises(ValueError):
+                hvd.allreduce(bad)
+        with pytest.raises(ValueError):
+            hvd.broadcast(x, -1)
+        never_added = hvd.ProcessSet([0])
+        with pytest.raises(ValueError, match="was not added"):
+            hvd.allreduce(x, process_set=never_added)
+        hvd.barrier()
+
+
+def test_bad_by_itself() -> None:
+    run_ranks(_bad_by_itself, 2)
+
+
+def _in_flight_at_shutdown(rank: int, size: int) -> None:
+    import horon.torch as hvd
+
+    hvd.init()
+    handle = hvd.allreduce_async(torch.ones(3), name="x") if rank == 0 else None
+    hvd.shutdown()
+    if rank == 0:
+        with pytest.raises(hvd.HorovodInternalError, match="shut down"):
+            hvd.synchronize(handle)
+    hvd.init()
+    assert hvd.allreduce(torch.ones(2), op=hvd.Sum).tolist() == [size] * 2
+    hvd.shutdown()
+
+
+def test_in_flight_at_shutdown() -> None:
+    run_ranks(_in_flight_at_shutdown, 2)

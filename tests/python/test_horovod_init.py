@@ -1,0 +1,290 @@
+"""hvd.init(): alone, torchrun, mpirun, Horovod's variables, beside other groups, again and again, from many threads."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from harness import assert_clean_exits, on_gloo, run_fresh_processes, run_ranks
+from horovod_session import horovod
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+pytestmark = pytest.mark.skipif(on_gloo(), reason="horon's own")
+
+SCRIPT = """
+import torch
+import horon.torch as hvd
+hvd.init()
+total = hvd.allreduce(torch.ones(5) * hvd.rank(), op=hvd.Sum, name="x")
+assert total.tolist() == [float(sum(range(hvd.size())))] * 5
+place = hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size(), hvd.cross_rank(), hvd.cross_size()
+print("place", *place, flush=True)
+hvd.shutdown()
+hvd.init()
+hvd.barrier()
+"""
+LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_", "OMPI_", "PMI", "HOROVOD_", "MASTER_", "PRTE_", "GROUP_")
+
+
+def _environment(**more: str) -> dict[str, str]:
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(LAUNCHER_VARIABLES)}
+    return {**kept, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", **more}
+
+
+def _free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return int(s.getsockname()[1])
+
+
+def _places(outputs: list[str]) -> list[list[int]]:
+    lines = [line for text in outputs for line in text.splitlines() if "place" in line]
+    return sorted([int(word) for word in line[line.index("place") :].split()[1:]] for line in lines)
+
+
+def _run(commands: list[tuple[list[str], dict[str, str]]], folder: Path) -> list[list[int]]:
+    processes = [
+        subprocess.Popen(command, env=env, cwd=folder, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        for command, env in commands
+    ]
+    try:
+        ended = [process.communicate(timeout=200) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    for process, (out, err) in zip(processes, ended, strict=True):
+        assert process.returncode == 0, out[-2000:] + err[-4000:]
+    return _places([out for out, _ in ended])
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    path = tmp_path / "script.py"
+    path.write_text(SCRIPT)
+    return path
+
+
+def test_alone(script: Path) -> None:
+    places = _run([([sys.executable, str(script)], _environment())], script.parent)
+    assert places == [[0, 1, 0, 1, 0, 1]]
+
+
+def test_torchrun(script: Path) -> None:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(script)]
+    assert _run([(command, _environment())], script.parent) == [[0, 2, 0, 2, 0, 1], [1, 2, 1, 2, 0, 1]]
+
+
+@pytest.mark.skipif(shutil.which("mpirun") is None, reason="no mpirun")
+def test_mpirun(script: Path) -> None:
+    command = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-np", "2", sys.executable, str(script)]
+    assert _run([(command, _environment())], script.parent) == [[0, 2, 0, 2, 0, 1], [1, 2, 1, 2, 0, 1]]
+
+
+def test_mpi_variables_without_mpi(script: Path, tmp_path: Path) -> None:
+    """As in a container in which only the variables arrive; the ranks meet in a file."""
+    shared = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "2", "TMPDIR": str(tmp_path)}
+    commands = [
+        (
+            [sys.executable, str(script)],
+            _environment(
+                OMPI_COMM_WORLD_RANK=str(rank),
+                OMPI_COMM_WORLD_LOCAL_RANK=str(rank),
+                PMIX_NAMESPACE=f"test-{os.getpid()}",
+                **shared,
+            ),
+        )
+        for rank in range(2)
+    ]
+    assert _run(commands, script.parent) == [[0, 2, 0, 2, 0, 1], [1, 2, 1, 2, 0, 1]]
+
+
+def test_horovod_variables(script: Path) -> None:
+    port = str(_free_port())
+    commands = [
+        (
+            [sys.executable, str(script)],
+            _environment(
+                HOROVOD_RANK=str(rank),
+                HOROVOD_SIZE="2",
+                HOROVOD_LOCAL_RANK="0",
+                HOROVOD_LOCAL_SIZE="1",
+                HOROVOD_CROSS_RANK=str(rank),
+                HOROVOD_CROSS_SIZE="2",
+                MASTER_ADDR="127.0.0.1",
+                MASTER_PORT=port,
+            ),
+        )
+        for rank in range(2)
+    ]
+    assert _run(commands, script.parent) == [[0, 2, 0, 1, 0, 2], [1, 2, 0, 1, 1, 2]]
+
+
+def test_before_init() -> None:
+    import horon.torch as hvd
+
+    assert not hvd.is_initialized()
+    calls = [hvd.rank, hvd.size, hvd.local_rank, hvd.local_size, hvd.cross_rank, hvd.cross_size, hvd.is_homogeneous]
+    calls += [hvd.barrier, hvd.join, hvd.stop_timeline]
+    tensor = torch.ones(2)
+    calls += [
+        lambda: hvd.allreduce(tensor),
+        lambda: hvd.allgather(tensor),
+        lambda: hvd.broadcast(tensor, 0),
+        lambda: hvd.alltoall(tensor),
+        lambda: hvd.reducescatter(tensor),
+        lambda: hvd.start_timeline("/tmp/unused"),
+        lambda: hvd.add_process_set([0]),
+        lambda: hvd.DistributedOptimizer(torch.optim.SGD([torch.nn.Parameter(tensor)], lr=1)),
+    ]
+    for call in calls:
+        with pytest.raises(ValueError, match=r"Horovod has not been initialized; use hvd\.init\(\)\."):
+            call()
+
+
+def _joins_default_group(rank: int, size: int) -> None:
+    group = dist.group.WORLD
+    with horovod() as hvd:
+        assert (hvd.rank(), hvd.size()) == (rank, size)
+        assert dist.group.WORLD is group
+        hvd.init()  # a no-op
+        tensor = torch.ones(3)
+        handle = hvd.allreduce_async(tensor, op=hvd.Sum, name="a")
+        dist.all_reduce(tensor)  # both kinds at once
+        assert hvd.synchronize(handle).tolist() == [size] * 3
+        assert tensor.tolist() == [size] * 3
+    assert not hvd.is_initialized() and dist.group.WORLD is group
+    dist.barrier()
+
+
+@pytest.mark.parametrize("backend", ["horon", "gloo"])
+def test_joins_the_default_group_and_leaves_it(backend: str) -> None:
+    run_ranks(_joins_default_group, 2, backend=backend)
+
+
+def _ddp_beside(rank: int, size: int) -> list[float]:
+    with horovod() as hvd:
+        torch.manual_seed(0)
+        mine, theirs = torch.nn.Linear(4, 3), torch.nn.Linear(4, 3)
+        theirs.load_state_dict(mine.state_dict())
+        ddp = DDP(theirs)
+        ours = hvd.DistributedOptimizer(torch.optim.SGD(mine.parameters(), lr=0.1), mine.named_parameters())
+        plain = torch.optim.SGD(theirs.parameters(), lr=0.1)
+        for step in range(3):
+            x = torch.randn(5, 4, generator=torch.Generator().manual_seed(10 * step + rank))
+            for model, optimizer in ((ddp, plain), (mine, ours)):
+                optimizer.zero_grad()
+                model(x).square().mean().backward()
+            plain.step()
+            ours.step()
+        torch.testing.assert_close(mine.weight, theirs.weight)
+        return mine.weight.flatten().tolist()
+
+
+def test_ddp_and_distributed_optimizer_side_by_side() -> None:
+    results = run_ranks(_ddp_beside, 2)
+    assert results[0] == results[1]
+
+
+def _makes_default_group(rank: int, size: int, folder: str) -> None:
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(size), MASTER_ADDR="127.0.0.1", MASTER_PORT=folder)
+    import horon.torch as hvd
+
+    hvd.init()
+    assert dist.get_backend() == "horon" and dist.get_world_size() == size
+    tensor = torch.ones(2)
+    dist.all_reduce(tensor)
+    assert tensor.tolist() == [size] * 2
+    with pytest.raises(ValueError, match=r"twice.*init_process_group before hvd\.init"):
+        dist.init_process_group("gloo")
+    hvd.shutdown()
+    assert not dist.is_initialized()
+    dist.init_process_group("gloo")  # Now it is the user's again.
+    hvd.init()
+    hvd.shutdown()
+    assert dist.get_backend() == "gloo"
+    dist.destroy_process_group()
+    hvd.init()  # The end of the process is the shutdown.
+
+
+def test_makes_the_default_group_and_says_the_order() -> None:
+    assert_clean_exits(run_fresh_processes(_makes_default_group, 2, str(_free_port()), init=False))
+
+
+def _many_times(rank: int, size: int, times: int) -> None:
+    import horon.torch as hvd
+    import psutil
+
+    process = psutil.Process()
+
+    def once(i: int) -> None:
+        hvd.init()
+        assert hvd.allreduce(torch.full((4,), float(i)), op=hvd.Sum).tolist() == [float(i * size)] * 4
+        hvd.shutdown()
+
+    for i in range(20):
+        once(i)
+    dist.barrier()
+    before = process.num_fds(), process.num_threads(), process.memory_info().rss
+    for i in range(times - 20):
+        once(i)
+    dist.barrier()
+    fds, threads, rss = process.num_fds(), process.num_threads(), process.memory_info().rss
+    assert fds <= before[0] + 2 and threads <= before[1] + 1, (before, fds, threads)
+    assert rss <= before[2] + 40 * 2**20, (before, rss)
+
+
+def test_200_times() -> None:
+    run_ranks(_many_times, 2, 200, timeout=120)
+
+
+def _from_threads(rank: int, size: int) -> None:
+    import horon.torch as hvd
+
+    errors: list[BaseException] = []
+
+    def start() -> None:
+        try:
+            hvd.init()
+            assert hvd.rank() == rank
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=start) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors, errors
+    hvd.barrier()
+    hvd.shutdown()
+    hvd.shutdown()
+
+
+def test_from_threads() -> None:
+    run_ranks(_from_threads, 2)
+
+
+def _subset(rank: int, size: int) -> None:
+    import horon.torch as hvd
+
+    if rank == 1:
+        with pytest.raises(ValueError, match="rank 1 is not among them"):
+            hvd.init(comm=[2, 0])
+    else:
+        hvd.init(comm=[2, 0])
+        assert (hvd.rank(), hvd.size()) == ([2, 0].index(rank), 2)
+        assert hvd.allgather(torch.tensor([rank])).tolist() == [2, 0]
+        hvd.shutdown()
+    dist.barrier()
+
+
+def test_subset_of_the_ranks() -> None:
+    run_ranks(_subset, 3)

@@ -1,0 +1,193 @@
+#include "named_engine_binding.h"
+
+#include <torch/csrc/utils/pybind.h>
+
+#include <pybind11/chrono.h>
+#include <pybind11/stl.h>
+
+#include <stdexcept>
+
+#include "core/error.h"
+#include "errors.h"
+#include "named_engine_host.h"
+
+namespace py = pybind11;
+
+namespace horon::torch_backend {
+namespace {
+
+// Horovod's name for everything that is not the caller's fault.
+class InternalError : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+// Bad arguments become ValueError, the rest of our errors HorovodInternalError.
+template <typename Call>
+auto translating(const Call& call) {
+  try {
+    return call();
+  } catch (const UsageError&) {
+    rethrow_translated();
+  } catch (const Error& error) {
+    throw InternalError(error.what());
+  }
+}
+
+NamedGlooMaker wrap(py::function function) {
+  // Shared: the function must be released with the GIL held, wherever the last copy dies.
+  const std::shared_ptr<py::function> held(new py::function(std::move(function)),
+                                           [](py::function* dying) {
+                                             if (Py_IsInitialized() != 0) {
+                                               const py::gil_scoped_acquire gil;
+                                               delete dying;
+                                             }
+                                           });
+  return [held](const c10::intrusive_ptr<c10d::Store>& store, int rank, int size) {
+    const py::gil_scoped_acquire gil;
+    return (*held)(store, rank, size).cast<c10::intrusive_ptr<c10d::Backend>>();
+  };
+}
+
+// The engine's thread is joined when it goes: not with the GIL held.
+std::shared_ptr<NamedEngineHost> make(const c10::intrusive_ptr<c10d::Store>& store, int rank,
+                                      int size, std::chrono::milliseconds timeout,
+                                      py::function make_gloo) {
+  const NamedGlooMaker maker = wrap(std::move(make_gloo));
+  const py::gil_scoped_release no_gil;
+  return translating([&] {
+    return std::shared_ptr<NamedEngineHost>(
+        new NamedEngineHost(store, rank, size, timeout, maker), [](NamedEngineHost* dying) {
+          if (Py_IsInitialized() != 0 && PyGILState_Check() != 0) {
+            const py::gil_scoped_release released;
+            delete dying;
+          } else {
+            delete dying;
+          }
+        });
+  });
+}
+
+}  // namespace
+
+void bind_named_engine(py::module_& module) {
+  using Host = NamedEngineHost;
+  using Names = std::vector<std::string>;
+  using NoGil = py::call_guard<py::gil_scoped_release>;
+  py::register_exception<InternalError>(module, "HorovodInternalError", PyExc_RuntimeError);
+  py::class_<Host, std::shared_ptr<Host>>(module, "NamedEngine")
+      .def(py::init(&make), py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("timeout"),
+           py::arg("make_gloo"))
+      .def(
+          "allreduce",
+          [](Host& self, const TensorList& tensors, const TensorList& outputs, const Names& names,
+             int op, double prescale, double postscale, int set, int priority, bool will_wait) {
+            return translating([&] {
+              return self.submit(named_allreduce(self.view(set), tensors, outputs, names,
+                                                 {op, prescale, postscale, priority}),
+                                 will_wait);
+            });
+          },
+          py::arg("tensors"), py::arg("outputs"), py::arg("names"), py::arg("op"),
+          py::arg("prescale"), py::arg("postscale"), py::arg("process_set"),
+          py::arg("priority") = 0, py::arg("will_wait") = false, NoGil())
+      .def(
+          "allgather",
+          [](Host& self, const TensorList& tensors, const Names& names, int set) {
+            return translating([&] {
+              return self.submit(named_allgather(self.view(set), tensors, names), false);
+            });
+          },
+          py::arg("tensors"), py::arg("names"), py::arg("process_set"), NoGil())
+      .def(
+          "broadcast",
+          [](Host& self, const at::Tensor& tensor, const at::Tensor& output, int root,
+             const std::string& name, int set) {
+            return translating([&] {
+              return self.submit(named_broadcast(self.view(set), tensor, output, root, name),
+                                 false);
+            });
+          },
+          py::arg("tensor"), py::arg("output"), py::arg("root_rank"), py::arg("name"),
+          py::arg("process_set"), NoGil())
+      .def(
+          "alltoall",
+          [](Host& self, const at::Tensor& tensor,
+             const std::optional<std::vector<std::int64_t>>& splits, const std::string& name,
+             int set) {
+            return translating([&] {
+              return self.submit(named_alltoall(self.view(set), tensor, splits, name), false);
+            });
+          },
+          py::arg("tensor"), py::arg("splits"), py::arg("name"), py::arg("process_set"), NoGil())
+      .def(
+          "reducescatter",
+          [](Host& self, const TensorList& tensors, const Names& names, int op, double prescale,
+             double postscale, int set) {
+            return translating([&] {
+              return self.submit(
+                  named_reducescatter(self.view(set), tensors, names, {op, prescale, postscale, 0}),
+                  false);
+            });
+          },
+          py::arg("tensors"), py::arg("names"), py::arg("op"), py::arg("prescale"),
+          py::arg("postscale"), py::arg("process_set"), NoGil())
+      .def(
+          "join", [](Host& self) { return translating([&] { return self.join(); }); }, NoGil())
+      .def(
+          "barrier",
+          [](Host& self, int set) { return translating([&] { return self.barrier(set); }); },
+          py::arg("process_set"), NoGil())
+      .def(
+          "poll",
+          [](Host& self, std::uint64_t handle) {
+            return translating([&] { return self.poll(handle); });
+          },
+          py::arg("handle"), NoGil())
+      .def(
+          "wait",
+          [](Host& self, std::uint64_t handle) {
+            return translating([&] { return self.wait(handle); });
+          },
+          py::arg("handle"), NoGil())
+      .def(
+          "add_process_set",
+          [](Host& self, std::vector<int> ranks) {
+            return translating([&] { return self.add_process_set(std::move(ranks)); });
+          },
+          py::arg("ranks"), NoGil())
+      .def(
+          "remove_process_set",
+          [](Host& self, int id) {
+            return translating([&] { return self.remove_process_set(id); });
+          },
+          py::arg("id"), NoGil())
+      .def(
+          "process_set_ranks",
+          [](Host& self, int id) { return translating([&] { return self.view(id).ranks; }); },
+          py::arg("id"), NoGil())
+      .def(
+          "process_sets",
+          [](Host& self) { return translating([&] { return self.engine().process_sets(); }); },
+          NoGil())
+      .def(
+          "start_timeline",
+          [](Host& self, const std::string& path, bool mark_cycles) {
+            translating([&] { self.engine().timeline().start(path, self.rank(), mark_cycles); });
+          },
+          py::arg("path"), py::arg("mark_cycles") = false, NoGil())
+      .def(
+          "stop_timeline",
+          [](Host& self) { translating([&] { self.engine().timeline().stop(); }); }, NoGil())
+      .def(
+          "shutdown", [](Host& self) { translating([&] { self.engine().shutdown(); }); }, NoGil())
+      .def(
+          "abort",
+          [](Host& self, const std::string& reason) {
+            translating([&] { self.engine().abort(reason); });
+          },
+          py::arg("reason"), NoGil())
+      .def_property_readonly("is_running", [](Host& self) { return self.engine().is_running(); });
+}
+
+}  // namespace horon::torch_backend

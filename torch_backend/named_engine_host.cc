@@ -1,0 +1,187 @@
+#include "named_engine_host.h"
+
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+
+#include <algorithm>
+#include <cstdlib>
+#include <mutex>
+
+#include "core/error.h"
+#include "core/log.h"
+#include "group.h"
+#include "interrupt.h"
+#include "process_arena.h"
+#include "process_exit.h"
+#include "shm/shm_control_channel.h"
+#include "store_adapter.h"
+
+namespace horon::torch_backend {
+namespace {
+
+c10::intrusive_ptr<c10d::Store> with_prefix(const std::string& prefix,
+                                            const c10::intrusive_ptr<c10d::Store>& store) {
+  return c10::make_intrusive<c10d::PrefixStore>(prefix, store);
+}
+
+// A process set's group: its transport is what counts, its lane is never used.
+class GroupLane final : public ProcessSetLane {
+ public:
+  explicit GroupLane(std::shared_ptr<Group> group) : group_(std::move(group)) {}
+
+  Transport& transport() override { return group_->transport(); }
+  void shutdown() override { group_->shutdown(Deadline::after(std::chrono::milliseconds(0))); }
+  void abort(const std::string& reason) override { group_->transport().abort(reason); }
+
+ private:
+  const std::shared_ptr<Group> group_;
+};
+
+// In the arena, where the transport reduces in place; elsewhere if there is no room.
+std::shared_ptr<std::byte> make_buffer(std::size_t bytes) {
+  if (const std::shared_ptr<Arena> arena = arena_access().own) {
+    try {
+      std::byte* data = arena->allocate(bytes);
+      return {data, [arena](std::byte* dying) { arena->free(dying); }};
+    } catch (const Error&) {
+      // The buffer works without it, a copy slower.
+    }
+  }
+  constexpr std::size_t kAlignment = 64;
+  void* data = std::aligned_alloc(kAlignment, (bytes + kAlignment - 1) / kAlignment * kAlignment);
+  HORON_CHECK(data != nullptr, "no memory for a fusion buffer of ", bytes, " bytes");
+  return {static_cast<std::byte*>(data), [](std::byte* dying) { std::free(dying); }};
+}
+
+std::unique_ptr<ControlChannel> make_channel(const c10::intrusive_ptr<c10d::Store>& store,
+                                             const GroupIdentity& identity, const Options& options,
+                                             const Deadline& deadline) {
+  StoreAdapter adapter(with_prefix("named/control", store));
+  auto shared = rendezvous(adapter, identity, ShmControlChannel::options(options), deadline);
+  if (!shared) {
+    throw UsageError(
+        "named operations between ranks that do not share memory are not implemented yet: start "
+        "all ranks on one host.");
+  }
+  return std::make_unique<ShmControlChannel>(std::move(shared));
+}
+
+void tell_about_knobs() {
+  static std::once_flag told;
+  std::call_once(told, [] {
+    for (const std::string& line : knobs_without_meaning()) {
+      log_warning(line);
+    }
+  });
+}
+
+}  // namespace
+
+NamedEngineHost::NamedEngineHost(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
+                                 std::chrono::milliseconds timeout, NamedGlooMaker make_gloo)
+    : rank_(rank), size_(size) {
+  if (rank == 0) {
+    tell_about_knobs();
+  }
+  const Options options = Options::from_environment();
+  NamedOptions named = NamedOptions::from_environment();
+  named.timeout = timeout;
+  GroupIdentity identity{rank, size, {}};
+  for (int peer = 0; peer < size; ++peer) {
+    identity.global_ranks.push_back(peer);
+  }
+  NamedEngine::Parts parts;
+  parts.rank = rank;
+  parts.n_ranks = size;
+  parts.channel = make_channel(store, identity, options, Deadline::after(timeout));
+  parts.make_buffer = make_buffer;
+  parts.make_lane = [store, rank, options, timeout, make_gloo = std::move(make_gloo)](
+                        int id, const std::vector<int>& ranks) -> std::unique_ptr<ProcessSetLane> {
+    const auto place = std::find(ranks.begin(), ranks.end(), rank) - ranks.begin();
+    const GroupIdentity members{static_cast<int>(place), static_cast<int>(ranks.size()), ranks};
+    const auto own_store = with_prefix(concat("named/set", id), store);
+    return std::make_unique<GroupLane>(Group::make(own_store, members, options, timeout, [&] {
+      return make_gloo(with_prefix("gloo", own_store), members.rank, members.n_ranks);
+    }));
+  };
+  engine_ = std::make_unique<NamedEngine>(std::move(parts), named);
+}
+
+NamedEngineHost::~NamedEngineHost() {
+  if (fork_generation_ != fork_generation()) {
+    (void)engine_.release();
+  }
+}
+
+NamedEngine& NamedEngineHost::engine() const {
+  if (fork_generation_ != fork_generation()) {
+    throw UsageError(
+        "this process was forked from the one that called init(); call init() in the child.");
+  }
+  return *engine_;
+}
+
+SetView NamedEngineHost::view(int process_set) const {
+  return {process_set, engine().process_set_ranks(process_set), rank_};
+}
+
+std::uint64_t NamedEngineHost::submit(const OperationPtr& operation, bool will_wait) {
+  return engine().submit(operation, will_wait);
+}
+
+bool NamedEngineHost::poll(std::uint64_t handle) const { return engine().poll(handle); }
+
+TensorList NamedEngineHost::wait(std::uint64_t handle) {
+  const InterruptScope interrupts;
+  const auto done = engine().wait(handle, interrupt_check());
+  stay_if_process_exits();
+  interrupts.rethrow();
+  if (done->error) {
+    std::rethrow_exception(done->error);
+  }
+  return static_cast<TensorOperation&>(*done).take_results();
+}
+
+std::uint64_t NamedEngineHost::join() {
+  return submit(named_signal(NamedKind::kJoin, 0, kJoinName), false);
+}
+
+std::uint64_t NamedEngineHost::barrier(int process_set) {
+  const SetView set = view(process_set);
+  if (!std::binary_search(set.ranks.begin(), set.ranks.end(), rank_)) {
+    throw UsageError(concat("BARRIER: rank ", rank_, " is not in process set ", process_set, '.'));
+  }
+  const std::string name = concat("horon.barrier.", process_set);
+  return submit(
+      named_signal(NamedKind::kBarrier, process_set, concat(name, '.', engine().next_number(name))),
+      false);
+}
+
+int NamedEngineHost::change_sets(const OperationPtr& operation) {
+  wait(submit(operation, true));
+  return operation->value;
+}
+
+int NamedEngineHost::add_process_set(std::vector<int> ranks) {
+  std::sort(ranks.begin(), ranks.end());
+  if (ranks.empty() || ranks.front() < 0 || ranks.back() >= size_ ||
+      std::adjacent_find(ranks.begin(), ranks.end()) != ranks.end()) {
+    throw UsageError(
+        concat("a process set consists of different ranks between 0 and ", size_ - 1, '.'));
+  }
+  const std::string name = "horon.process_set.add";
+  return change_sets(named_signal(NamedKind::kAddProcessSet, 0,
+                                  concat(name, '.', engine().next_number(name)), ranks));
+}
+
+bool NamedEngineHost::remove_process_set(int id) {
+  const std::vector<int> known = engine().process_sets();
+  if (id == 0 || std::find(known.begin(), known.end(), id) == known.end()) {
+    return false;
+  }
+  const std::string name = "horon.process_set.remove";
+  change_sets(named_signal(NamedKind::kRemoveProcessSet, 0,
+                           concat(name, '.', engine().next_number(name)), {}, id));
+  return true;
+}
+
+}  // namespace horon::torch_backend

@@ -1,0 +1,270 @@
+#include "named_operation_builder.h"
+
+#include <ATen/core/grad_mode.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <numeric>
+
+#include "dtype_bridge.h"
+#include "named/adasum.h"
+#include "reduce/reduce.h"
+
+namespace horon::torch_backend {
+namespace {
+
+std::byte* data_of(const at::Tensor& tensor) {
+  return static_cast<std::byte*>(tensor.numel() == 0 ? nullptr : tensor.data_ptr());
+}
+
+bool is_plain(const at::Tensor& tensor) {
+  return tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg();
+}
+
+void check_names(NamedKind kind, std::size_t tensors, const std::vector<std::string>& names) {
+  TORCH_CHECK_VALUE(tensors > 0, "horon: ", name(kind), ": expected at least one tensor.");
+  TORCH_CHECK_VALUE(names.size() == tensors, "horon: ", name(kind), ": ", tensors, " tensors but ",
+                    names.size(), " names.");
+  for (const std::string& text : names) {
+    TORCH_CHECK_VALUE(!text.empty(), "horon: ", name(kind), ": a tensor needs a name.");
+  }
+}
+
+void check(NamedKind kind, const at::Tensor& tensor, const std::string& text) {
+  TORCH_CHECK_VALUE(tensor.defined() && tensor.layout() == c10::kStrided, "horon: ", name(kind),
+                    " '", text, "': expected a dense tensor.");
+  TORCH_CHECK_VALUE(tensor.is_cpu(), "horon: ", name(kind), " '", text, "': got a tensor on ",
+                    tensor.device(), ", and this build of horon carries named operations of CPU ",
+                    "tensors only. Move it to the CPU first.");
+}
+
+class Builder {
+ public:
+  Builder(NamedKind kind, const SetView& set) {
+    TORCH_CHECK_VALUE(std::binary_search(set.ranks.begin(), set.ranks.end(), set.rank),
+                      "horon: ", name(kind), ": rank ", set.rank, " is not in process set ", set.id,
+                      ".");
+    request_->kind = kind;
+    request_->process_set = set.id;
+  }
+
+  NamedRequest& request() { return *request_; }
+
+  // `output` may be undefined: it is made when its size is known.
+  void add(const at::Tensor& tensor, const at::Tensor& output, const std::string& text,
+           bool any_rows = false) {
+    const NamedKind kind = request_->kind;
+    check(kind, tensor, text);
+    TensorSpec spec;
+    spec.name = text;
+    spec.dtype = to_dtype(tensor.scalar_type());
+    spec.type_code = static_cast<std::uint8_t>(tensor.scalar_type());
+    spec.element_bytes = static_cast<std::uint8_t>(tensor.element_size());
+    spec.shape.assign(tensor.sizes().begin(), tensor.sizes().end());
+    if (any_rows) {
+      TORCH_CHECK_VALUE(tensor.dim() > 0, "horon: ", name(kind), " '", text,
+                        "': expected a tensor with at least one dimension.");
+      operation_->rows.push_back(spec.shape[0]);
+      spec.shape[0] = -1;
+    } else {
+      operation_->rows.push_back(0);
+    }
+    request_->tensors.push_back(std::move(spec));
+    const at::NoGradGuard no_grad;
+    operation_->inputs.push_back(
+        is_plain(tensor) ? tensor : tensor.detach().resolve_conj().resolve_neg().contiguous());
+    at::Tensor written = output;
+    if (output.defined() && !is_plain(output)) {
+      written = at::empty(output.sizes(), output.options().requires_grad(false),
+                          at::MemoryFormat::Contiguous);
+    }
+    operation_->outputs.push_back(output);
+    operation_->written.push_back(written);
+    NamedOperation::Tensor view;
+    view.input = {data_of(operation_->inputs.back()), operation_->inputs.back().nbytes()};
+    if (written.defined()) {
+      view.output = {data_of(written), written.nbytes()};
+    }
+    operation_->tensors.push_back(view);
+  }
+
+  void add_output(const at::Tensor& tensor, const at::Tensor& output, const std::string& text) {
+    TORCH_CHECK_VALUE(output.defined() && output.sizes() == tensor.sizes() &&
+                          output.scalar_type() == tensor.scalar_type() && output.is_cpu(),
+                      "horon: ", name(request_->kind), " '", text,
+                      "': the output must be a CPU tensor of the input's shape and dtype.");
+    add(tensor, output, text);
+  }
+
+  void set_reduction(const Reduced& how, int n_ranks) {
+    const NamedKind kind = request_->kind;
+    TORCH_CHECK_VALUE(how.op >= 0 && how.op < kNamedOpCount, "horon: ", name(kind),
+                      ": unknown reduction ", how.op, ".");
+    request_->op = static_cast<NamedOp>(how.op);
+    request_->prescale = how.prescale;
+    request_->postscale = how.postscale;
+    request_->priority = how.priority;
+    for (const TensorSpec& tensor : request_->tensors) {
+      check_reducible(tensor, n_ranks);
+    }
+  }
+
+  OperationPtr finish() {
+    operation_->request = request_;
+    return operation_;
+  }
+  OperationPtr& operation() { return operation_; }
+
+ private:
+  void check_reducible(const TensorSpec& tensor, int n_ranks) const {
+    const NamedRequest& request = *request_;
+    if (request.op == NamedOp::kAdasum) {
+      TORCH_CHECK_VALUE(has_adasum(tensor.dtype), "horon: Adasum '", tensor.name,
+                        "': unsupported dtype ", name(tensor.dtype),
+                        "; it is defined for floating-point tensors.");
+      TORCH_CHECK_VALUE(is_power_of_two(n_ranks), "horon: Adasum '", tensor.name,
+                        "' needs a number of ranks that is a power of two, got ", n_ranks, ".");
+      return;
+    }
+    static constexpr ReduceOp kOps[] = {ReduceOp::kAvg, ReduceOp::kSum, ReduceOp::kSum,
+                                        ReduceOp::kMin, ReduceOp::kMax, ReduceOp::kProduct};
+    const bool scales = request.prescale != 1.0 || request.postscale != 1.0;
+    for (const ReduceOp op : {kOps[static_cast<int>(request.op)],
+                              scales ? ReduceOp::kPremulSum : kOps[static_cast<int>(request.op)]}) {
+      TORCH_CHECK_VALUE(is_reducible(tensor.dtype, op), "horon: ", name(request.kind), " '",
+                        tensor.name, "': unsupported dtype: ", why_not_reducible(tensor.dtype, op));
+    }
+  }
+
+  std::shared_ptr<NamedRequest> request_ = std::make_shared<NamedRequest>();
+  OperationPtr operation_ = std::make_shared<TensorOperation>();
+};
+
+}  // namespace
+
+Span TensorOperation::allocate(std::size_t index, std::int64_t rows) {
+  std::vector<int64_t> sizes = inputs[index].sizes().vec();
+  sizes[0] = rows;
+  outputs[index] = at::empty(sizes, inputs[index].options().requires_grad(false));
+  written[index] = outputs[index];
+  return {data_of(outputs[index]), outputs[index].nbytes()};
+}
+
+TensorList TensorOperation::take_results() {
+  const at::NoGradGuard no_grad;
+  TensorList results;
+  for (std::size_t i = 0; i < outputs.size(); ++i) {
+    if (!outputs[i].is_same(written[i])) {
+      outputs[i].detach().copy_(written[i]);
+    }
+    results.push_back(outputs[i]);
+  }
+  if (request->kind == NamedKind::kAllToAll) {
+    results.push_back(at::tensor(at::ArrayRef<int64_t>(received_splits), at::kLong));
+  } else if (request->kind == NamedKind::kJoin) {
+    results.push_back(at::full({1}, static_cast<int64_t>(value), at::kInt));
+  }
+  inputs.clear();
+  return results;
+}
+
+OperationPtr named_allreduce(const SetView& set, const TensorList& tensors,
+                             const TensorList& outputs, const std::vector<std::string>& names,
+                             const Reduced& how) {
+  check_names(NamedKind::kAllReduce, tensors.size(), names);
+  TORCH_CHECK_VALUE(outputs.size() == tensors.size(), "horon: ALLREDUCE: ", tensors.size(),
+                    " tensors but ", outputs.size(), " outputs.");
+  Builder builder(NamedKind::kAllReduce, set);
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    builder.add_output(tensors[i], outputs[i], names[i]);
+  }
+  builder.set_reduction(how, static_cast<int>(set.ranks.size()));
+  return builder.finish();
+}
+
+OperationPtr named_allgather(const SetView& set, const TensorList& tensors,
+                             const std::vector<std::string>& names) {
+  check_names(NamedKind::kAllGather, tensors.size(), names);
+  Builder builder(NamedKind::kAllGather, set);
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    builder.add(tensors[i], {}, names[i], true);
+  }
+  return builder.finish();
+}
+
+OperationPtr named_broadcast(const SetView& set, const at::Tensor& tensor, const at::Tensor& output,
+                             int root, const std::string& name) {
+  check_names(NamedKind::kBroadcast, 1, {name});
+  Builder builder(NamedKind::kBroadcast, set);
+  TORCH_CHECK_VALUE(std::binary_search(set.ranks.begin(), set.ranks.end(), root),
+                    "horon: BROADCAST '", name, "': root rank ", root, " is not in process set ",
+                    set.id, ".");
+  builder.add_output(tensor, output, name);
+  builder.request().root = root;
+  return builder.finish();
+}
+
+OperationPtr named_alltoall(const SetView& set, const at::Tensor& tensor,
+                            const std::optional<std::vector<std::int64_t>>& splits,
+                            const std::string& name) {
+  check_names(NamedKind::kAllToAll, 1, {name});
+  Builder builder(NamedKind::kAllToAll, set);
+  builder.add(tensor, {}, name, true);
+  const auto n = static_cast<std::int64_t>(set.ranks.size());
+  const std::int64_t rows = tensor.size(0);
+  std::vector<std::int64_t> wanted;
+  if (splits && !splits->empty()) {
+    wanted = *splits;
+    const bool is_good =
+        static_cast<std::int64_t>(wanted.size()) == n &&
+        std::all_of(wanted.begin(), wanted.end(), [](std::int64_t split) { return split >= 0; }) &&
+        std::accumulate(wanted.begin(), wanted.end(), std::int64_t{0}) == rows;
+    TORCH_CHECK_VALUE(is_good, "horon: ALLTOALL '", name, "': splits must be ", n,
+                      " numbers, none negative, that add up to the ", rows, " rows, got ",
+                      at::ArrayRef<std::int64_t>(wanted), ".");
+  } else {
+    TORCH_CHECK_VALUE(rows % n == 0, "horon: ALLTOALL '", name, "': without splits the ", rows,
+                      " rows must be divisible by the ", n, " ranks.");
+    wanted.assign(static_cast<std::size_t>(n), rows / n);
+  }
+  builder.operation()->splits = std::move(wanted);
+  return builder.finish();
+}
+
+OperationPtr named_reducescatter(const SetView& set, const TensorList& tensors,
+                                 const std::vector<std::string>& names, const Reduced& how) {
+  constexpr NamedKind kKind = NamedKind::kReduceScatter;
+  check_names(kKind, tensors.size(), names);
+  TORCH_CHECK_VALUE(how.op == 0 || how.op == 1,
+                    "horon: REDUCESCATTER: only Average and Sum are supported.");
+  Builder builder(kKind, set);
+  const auto place = static_cast<int>(
+      std::lower_bound(set.ranks.begin(), set.ranks.end(), set.rank) - set.ranks.begin());
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    check(kKind, tensors[i], names[i]);
+    TORCH_CHECK_VALUE(tensors[i].dim() > 0, "horon: REDUCESCATTER '", names[i],
+                      "': expected a tensor with at least one dimension.");
+    std::vector<int64_t> sizes = tensors[i].sizes().vec();
+    sizes[0] = rows_of(sizes[0], place, static_cast<int>(set.ranks.size()));
+    builder.add(tensors[i], at::empty(sizes, tensors[i].options().requires_grad(false)), names[i]);
+  }
+  builder.set_reduction(how, static_cast<int>(set.ranks.size()));
+  return builder.finish();
+}
+
+OperationPtr named_signal(NamedKind kind, int process_set, const std::string& name,
+                          const std::vector<int>& ranks, int root) {
+  auto request = std::make_shared<NamedRequest>();
+  request->kind = kind;
+  request->process_set = process_set;
+  request->root = root;
+  request->ranks.assign(ranks.begin(), ranks.end());
+  request->tensors.resize(1);
+  request->tensors[0].name = name;
+  auto operation = std::make_shared<TensorOperation>();
+  operation->request = std::move(request);
+  operation->tensors.resize(1);
+  return operation;
+}
+
+}  // namespace horon::torch_backend

@@ -1,0 +1,62 @@
+// From tensors to named operations. What is wrong by itself is a ValueError here.
+#pragma once
+
+#include <ATen/ATen.h>
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "named/named_operation.h"
+
+namespace horon::torch_backend {
+
+using TensorList = std::vector<at::Tensor>;
+
+// A named operation, and the tensors behind it.
+class TensorOperation final : public NamedOperation {
+ public:
+  Span allocate(std::size_t index, std::int64_t rows) override;
+
+  // Writes results into outputs that are not contiguous, and returns what the caller gets. Once,
+  // when the operation has succeeded.
+  TensorList take_results();
+
+  TensorList inputs;   // contiguous
+  TensorList outputs;  // the caller's; made by allocate() where sizes are not known before
+  TensorList written;  // contiguous; the same as outputs, or stand-ins
+};
+
+// What a process set looks like from this rank.
+struct SetView {
+  int id = 0;
+  std::vector<int> ranks;  // sorted
+  int rank = 0;            // this process's, globally
+};
+
+struct Reduced {
+  int op = 1;  // Horovod's code
+  double prescale = 1.0;
+  double postscale = 1.0;
+  int priority = 0;
+};
+
+using OperationPtr = std::shared_ptr<TensorOperation>;
+
+OperationPtr named_allreduce(const SetView& set, const TensorList& tensors,
+                             const TensorList& outputs, const std::vector<std::string>& names,
+                             const Reduced& how);
+OperationPtr named_allgather(const SetView& set, const TensorList& tensors,
+                             const std::vector<std::string>& names);
+OperationPtr named_broadcast(const SetView& set, const at::Tensor& tensor, const at::Tensor& output,
+                             int root, const std::string& name);
+OperationPtr named_alltoall(const SetView& set, const at::Tensor& tensor,
+                            const std::optional<std::vector<std::int64_t>>& splits,
+                            const std::string& name);
+OperationPtr named_reducescatter(const SetView& set, const TensorList& tensors,
+                                 const std::vector<std::string>& names, const Reduced& how);
+// Barriers, joins and process sets: nothing but a name.
+OperationPtr named_signal(NamedKind kind, int process_set, const std::string& name,
+                          const std::vector<int>& ranks = {}, int root = 0);
+
+}  // namespace horon::torch_backend
