@@ -140,6 +140,7 @@ c10::intrusive_ptr<HoronWork> HoronBackend::make_work(const Call& call, std::uin
   origin.profiling_title = at::hasCallbacks() ? call.title : nullptr;
   origin.sequence = sequence;
   origin.timeout = call.timeout;
+  origin.mover = call.mover;
   origin.group = group_;
   origin.hooks = hooks_;
   auto work = c10::make_intrusive<HoronWork>(origin, inputs, std::move(outputs));
@@ -281,8 +282,12 @@ HoronBackend::WorkPtr HoronBackend::endCoalescing() {
     is_coalescing_ = false;
     parts.swap(coalesced_);
   }
+  const bool are_messages = std::all_of(parts.begin(), parts.end(), [](const auto& part) {
+    return part->mover() == HoronWork::Mover::kMessages;
+  });
   const auto whole =
-      make_work({c10d::OpType::COALESCED, "horon:coalesced", resolve(c10d::kUnsetTimeout), true},
+      make_work({c10d::OpType::COALESCED, "horon:coalesced", resolve(c10d::kUnsetTimeout), true,
+                 are_messages ? HoronWork::Mover::kMessages : HoronWork::Mover::kLane},
                 sequence_.load(), {}, {});
   struct Progress {
     std::mutex mutex;

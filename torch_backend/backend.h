@@ -132,6 +132,7 @@ class HoronBackend final : public c10d::Backend {
     const char* title;  // of the profiler's event
     std::chrono::milliseconds timeout;
     bool is_async;
+    HoronWork::Mover mover = HoronWork::Mover::kLane;
   };
 
   // Where Gloo's threads may hold Python's context: see Note [Kept contexts].

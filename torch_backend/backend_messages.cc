@@ -76,7 +76,8 @@ HoronBackend::WorkPtr HoronBackend::issue_message(at::Tensor& tensor, int peer, 
     op->data = span.data;
     op->bytes = span.bytes;
   }
-  auto work = make_work({op_type, title, timeout, true}, sequence_.load(), {tensor}, {tensor});
+  auto work = make_work({op_type, title, timeout, true, HoronWork::Mover::kMessages},
+                        sequence_.load(), {tensor}, {tensor});
   op->on_done = [work, collective, hooks = hooks_, group = std::weak_ptr<Group>(group_)](
                     const std::exception_ptr& error, int source) {
     if (!error) {

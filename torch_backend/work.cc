@@ -42,19 +42,28 @@ bool HoronWork::isCompleted() {
     if (Py_IsInitialized() != 0 && PyGILState_Check() != 0) {
       no_gil.emplace();
     }
-    group->lane()->poll();
+    origin_.mover == Mover::kLane ? group->lane()->poll() : group->p2p()->poll();
   }
   return is_finished();
+}
+
+// With a limit, the groups' threads do it: running it here could not be given up in time.
+void HoronWork::help(Group& group, std::chrono::milliseconds timeout) {
+  const auto is_done = [this] { return is_finished(); };
+  if (origin_.mover == Mover::kMessages) {
+    timeout > kNoTimeout ? group.p2p()->watch()
+                         : group.p2p()->help_until(is_done, interrupt_check());
+  } else if (timeout > kNoTimeout) {
+    group.lane()->hand_over();
+  } else {
+    group.lane()->help_until(is_done);
+  }
 }
 
 bool HoronWork::wait(std::chrono::milliseconds timeout) {
   const InterruptScope interrupts;
   if (const auto group = origin_.group.lock(); group != nullptr && !is_finished()) {
-    if (timeout > kNoTimeout) {
-      group->lane()->hand_over();  // running it here could not be given up in time
-    } else {
-      group->lane()->help_until([this] { return is_finished(); });
-    }
+    help(*group, timeout);
   }
   const auto give_up = std::chrono::steady_clock::now() + timeout;
   const auto* check_interrupt = interrupt_check();
@@ -100,11 +109,15 @@ void HoronWork::abort() {
 
 c10::intrusive_ptr<c10::ivalue::Future> HoronWork::getFuture() {
   if (const auto group = origin_.group.lock(); group != nullptr && !is_finished()) {
-    // Whoever waits for a future does not come by here any more. On the progress thread that may
-    // be a callback, which nobody else would help.
-    group->lane()->on_progress_thread()
-        ? (void)group->lane()->help_until([this] { return is_finished(); })
-        : group->lane()->hand_over();
+    // Whoever waits for a future does not come by here any more.
+    if (origin_.mover == Mover::kMessages) {
+      group->p2p()->watch();
+    } else if (group->lane()->on_progress_thread()) {
+      // That may be a callback, which nobody else would help.
+      group->lane()->help_until([this] { return is_finished(); });
+    } else {
+      group->lane()->hand_over();
+    }
   }
   c10::intrusive_ptr<c10::ivalue::Future> future;
   bool mark_now = false;

@@ -19,12 +19,16 @@ class Group;
 // own works.
 class HoronWork : public c10d::Work {
  public:
+  // Who can be helped to bring the operation to its end.
+  enum class Mover : std::uint8_t { kLane, kMessages };
+
   struct Origin {
     int rank = 0;
     c10d::OpType op_type = c10d::OpType::UNKNOWN;
     const char* profiling_title = nullptr;
     std::uint64_t sequence = 0;
     std::chrono::milliseconds timeout{0};
+    Mover mover = Mover::kLane;
     std::weak_ptr<Group> group;
     std::shared_ptr<Hooks> hooks;
   };
@@ -54,11 +58,13 @@ class HoronWork : public c10d::Work {
 
   void set_source_rank(int rank) { source_rank_.store(rank, std::memory_order_relaxed); }
   std::uint64_t completion_key() const { return completion_key_; }
+  Mover mover() const { return origin_.mover; }
 
  protected:
   bool is_finished() const;
 
  private:
+  void help(Group& group, std::chrono::milliseconds timeout);
   void mark_future(const c10::intrusive_ptr<c10::ivalue::Future>& future) const;
 
   const Origin origin_;

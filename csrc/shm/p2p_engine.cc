@@ -4,13 +4,9 @@
 
 #include "core/error.h"
 #include "core/log.h"
-#include "core/thread_name.h"
-#include "shm/futex.h"
 
 namespace horon {
 namespace {
-
-constexpr std::chrono::milliseconds kLookAround{50};
 
 std::exception_ptr size_mismatch(const P2pOp& op, std::uint64_t other_bytes) {
   return std::make_exception_ptr(MismatchError(concat(
@@ -54,9 +50,7 @@ void P2pEngine::start(const Op& op) {
   }
   pump();
   if (is_busy()) {
-    start_thread();
-    became_busy_.notify_one();
-    ring_doorbell(peers_->rank);  // our own thread may sleep on it
+    tell_background();
   }
   deliver(lock);
 }
@@ -94,19 +88,20 @@ bool P2pEngine::pump_out(int peer) {
     out.control.pop_front();
     moved = true;
   }
+  if (moved) {
+    ring_doorbell(peer);
+  }
   while (out.control.empty() && !out.messages.empty()) {
     const Op op = out.messages.front();
     bool finished = false;
     if (!write_message(peer, op, &finished)) {
       break;
     }
-    moved = true;
     if (finished) {
       out.messages.pop_front();
     }
-  }
-  if (moved) {
-    ring_doorbell(peer);
+    ring_doorbell(peer);  // now: the other side copies this part out while we copy the next one in
+    moved = true;
   }
   return moved;
 }
@@ -149,7 +144,7 @@ bool P2pEngine::write_message(int peer, const Op& op, bool* finished) {
   // Parts of a quarter of the ring, so that both sides copy at the same time.
   const std::uint64_t part_limit = segment_->layout().ring_bytes() / 4;
   frame.payload_bytes = std::min({left, static_cast<std::uint64_t>(room), part_limit});
-  ring.write(frame, op->data + op->transferred);
+  ring.write(frame, op->data + op->transferred, &store_);
   op->transferred += frame.payload_bytes;
   if (op->transferred == op->bytes) {
     *finished = true;
@@ -162,12 +157,17 @@ bool P2pEngine::pump_in(int peer) {
   Ring ring(*segment_, peer, peers_->rank);
   Frame frame;
   bool moved = false;
+  bool was_told = true;
   while (ring.peek(&frame)) {
     handle(peer, frame, ring);
     moved = true;
+    was_told = frame.type == FrameType::kData;
+    if (was_told) {
+      ring_doorbell(peer);  // there is room again, for the next part
+    }
   }
-  if (moved) {
-    ring_doorbell(peer);  // there is room again
+  if (!was_told) {
+    ring_doorbell(peer);
   }
   return moved;
 }
@@ -317,76 +317,6 @@ void P2pEngine::fail_all(const std::string& reason) {
   }
 }
 
-bool P2pEngine::is_busy() const {
-  if (!sends_.empty() || !receives_.empty() || !streams_.empty()) {
-    return true;
-  }
-  return std::any_of(outgoing_.begin(), outgoing_.end(),
-                     [](const Outgoing& out) { return !out.control.empty(); });
-}
-
-void P2pEngine::ring_doorbell(int peer) {
-  RankWords& words = segment_->words(peer);
-  // seq_cst on both: either the sleeper's re-check sees the new value, or we see that it sleeps.
-  words.doorbell.fetch_add(1, std::memory_order_seq_cst);
-  if (words.doorbell_waiters.load(std::memory_order_seq_cst) != 0) {
-    futex_wake_all(words.doorbell);
-  }
-}
-
-void P2pEngine::start_thread() {
-  if (!background_.joinable()) {
-    background_ = std::thread([self = shared_from_this()] { self->background_loop(); });
-  }
-}
-
-void P2pEngine::deliver(std::unique_lock<std::mutex>& lock) {
-  while (!finished_.empty()) {
-    std::vector<Op> batch;
-    batch.swap(finished_);
-    lock.unlock();
-    for (const Op& op : batch) {
-      op->on_done(op->error, op->source);
-    }
-    batch.clear();  // destructors may call out, too
-    lock.lock();
-  }
-}
-
-void P2pEngine::background_loop() {
-  name_this_thread("horon-p2p");
-  WaitPolicy policy;
-  RankWords& own = segment_->words(peers_->rank);
-  Clock::time_point next_look = Clock::now() + kLookAround;
-  std::unique_lock lock(mutex_);
-  while (true) {
-    became_busy_.wait(lock, [&] { return stop_thread_ || is_busy(); });
-    if (stop_thread_) {
-      return;
-    }
-    const std::uint32_t seen = own.doorbell.load(std::memory_order_seq_cst);
-    const bool moved = pump();
-    if (Clock::now() >= next_look) {
-      look_around();
-      next_look = Clock::now() + kLookAround;
-    }
-    deliver(lock);
-    if (moved || !is_busy()) {
-      continue;
-    }
-    lock.unlock();
-    const auto rung = [&] { return own.doorbell.load(std::memory_order_acquire) != seen; };
-    if (!policy.spin(rung)) {
-      own.doorbell_waiters.fetch_add(1, std::memory_order_seq_cst);
-      if (own.doorbell.load(std::memory_order_seq_cst) == seen) {
-        futex_wait(own.doorbell, seen, kLookAround);
-      }
-      own.doorbell_waiters.fetch_sub(1, std::memory_order_relaxed);
-    }
-    lock.lock();
-  }
-}
-
 void P2pEngine::close(const Deadline& drain_until, const std::string& reason) {
   std::unique_lock lock(mutex_);
   if (closed_.empty()) {
@@ -401,7 +331,10 @@ void P2pEngine::close(const Deadline& drain_until, const std::string& reason) {
   deliver(lock);
   stop_thread_ = true;
   became_busy_.notify_all();
-  ring_doorbell(peers_->rank);
+  if (background_watches_) {
+    count_background(true);
+  }
+  ring_own_doorbell();
   if (!background_.joinable() || on_own_thread) {
     return;
   }

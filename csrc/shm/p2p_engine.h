@@ -6,11 +6,20 @@
 // themselves and stream when a receive has met them (rendezvous), so an unreceived large message
 // blocks nobody. A send is done when its receive has met it: only then is it known that the sizes
 // agree, and a difference fails both ends. An eager send that nobody has met for a second counts as
-// buffered and is done, so that two ranks that both send first do not hang. Messages are moved by
-// whoever calls send or receive, and by one background thread, which exists from the first
-// operation that could not finish at once and sleeps while there is none.
+// buffered and is done, so that two ranks that both send first do not hang.
+//
+// Note [Who moves messages]
+// Whoever starts an operation, waits for one or polls; and one background thread, which exists from
+// the first operation that could not finish at once. A caller that waits moves its messages itself
+// and sees this rank's doorbell change, a word that peers ring when there may be something new. The
+// thread leaves new operations to their callers for a millisecond, because most come to wait within
+// microseconds and waking a thread costs more than a message. What is still pending then, and
+// nobody waits for, is the thread's: it is counted as a sleeper on the doorbell, so that a ring
+// makes a system call to wake it. It stays awake for a short while after the last operation,
+// looking up every millisecond; then it sleeps until there is one.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <deque>
 #include <list>
@@ -21,9 +30,12 @@
 #include <thread>
 #include <vector>
 
+#include "core/function_ref.h"
+#include "core/wait_context.h"
 #include "shm/p2p_message.h"
 #include "shm/peers.h"
 #include "shm/ring.h"
+#include "shm/shared_store.h"
 #include "shm/wait_policy.h"
 
 namespace horon {
@@ -41,6 +53,16 @@ class P2pEngine : public std::enable_shared_from_this<P2pEngine> {
 
   // Starts the operation; on_done may be called before this returns. Throws GroupError when closed.
   void start(const std::shared_ptr<P2pOp>& op);
+
+  // Moves messages on this thread until `is_done()`, which is called with no lock held and must
+  // turn true with the on_done of some operation. Throws what check_interrupt throws.
+  void help_until(FunctionRef<bool()> is_done, const std::function<void()>* check_interrupt);
+
+  // Moves what can be moved now.
+  void poll();
+
+  // Nobody will come to wait for what is pending: the background thread is to watch at once.
+  void watch();
 
   // Lets sends finish until the deadline, fails what is left and ends the thread. Idempotent.
   void close(const Deadline& drain_until, const std::string& reason);
@@ -70,11 +92,18 @@ class P2pEngine : public std::enable_shared_from_this<P2pEngine> {
   bool is_busy() const;
   bool is_sending() const { return !sends_.empty(); }
   void ring_doorbell(int peer);
-  void start_thread();
+  void ring_own_doorbell() { ring_doorbell(peers_->rank); }
 
+  // See Note [Who moves messages]. Both require the lock.
+  void tell_background();
+  void count_background(bool is_counted);
   void background_loop();
-  // Calls on_done of what has finished, without the lock, and takes the lock again.
-  void deliver(std::unique_lock<std::mutex>& lock);
+  // The loop of help_until(). Throws with the lock given back.
+  void help(FunctionRef<bool()> is_done, const std::function<void()>* check_interrupt,
+            std::unique_lock<std::mutex>& lock);
+  // Calls on_done of what has finished, without the lock, and takes the lock again. `own_helpers`:
+  // 1 when a helper calls it, else 0.
+  void deliver(std::unique_lock<std::mutex>& lock, int own_helpers = 0);
 
   Segment* const segment_;
   const Peers* const peers_;
@@ -91,10 +120,18 @@ class P2pEngine : public std::enable_shared_from_this<P2pEngine> {
   std::list<UnexpectedMessage> unexpected_;              // in order of arrival
   std::vector<std::uint64_t> eager_in_flight_;           // bytes not yet met, by peer
   std::vector<Op> finished_;                             // on_done not yet called
+  SharedStore store_;
   std::uint64_t next_id_ = 1;
-  std::string closed_;  // not empty: why nothing can be started
+  std::uint64_t calls_ = 0;          // that left something pending
+  bool background_watches_ = false;  // is asleep on the doorbell, or about to be
+  bool background_counts_ = false;   // as one of the doorbell's waiters
+  std::string closed_;               // not empty: why nothing can be started
   bool stop_thread_ = false;
   std::thread background_;
+
+  // Callers inside help_until(). Changed with the lock; the background thread looks at it while it
+  // spins without.
+  std::atomic<int> helpers_{0};
 };
 
 }  // namespace horon

@@ -18,10 +18,10 @@ std::int64_t Ring::writable_payload() const {
   return static_cast<std::int64_t>(bytes_ - used) - static_cast<std::int64_t>(sizeof(Frame));
 }
 
-void Ring::write(const Frame& frame, const std::byte* payload) {
+void Ring::write(const Frame& frame, const std::byte* payload, SharedStore* store) {
   const std::uint64_t position = words_->written.load(std::memory_order_relaxed);
-  copy_in(position, &frame, sizeof frame);
-  copy_in(position + sizeof frame, payload, frame.payload_bytes);
+  copy_in(position, &frame, sizeof frame, nullptr);
+  copy_in(position + sizeof frame, payload, frame.payload_bytes, store);
   // Release: publishes frame and payload together.
   words_->written.store(position + sizeof frame + frame.payload_bytes, std::memory_order_release);
 }
@@ -45,14 +45,21 @@ void Ring::consume(const Frame& frame, std::byte* to) {
   words_->consumed.store(position + sizeof frame + frame.payload_bytes, std::memory_order_release);
 }
 
-void Ring::copy_in(std::uint64_t position, const void* from, std::size_t bytes) {
+void Ring::copy_in(std::uint64_t position, const void* from, std::size_t bytes,
+                   SharedStore* store) {
   if (bytes == 0) {
     return;
   }
+  const auto copy = [&](std::byte* to, const std::byte* source, std::size_t n) {
+    store != nullptr ? store->copy(to, source, n) : (void)std::memcpy(to, source, n);
+  };
   const std::size_t start = position % bytes_;
   const std::size_t first = std::min(bytes, bytes_ - start);
-  std::memcpy(data_ + start, from, first);
-  std::memcpy(data_, static_cast<const std::byte*>(from) + first, bytes - first);
+  const auto* bytes_from = static_cast<const std::byte*>(from);
+  copy(data_ + start, bytes_from, first);
+  if (first < bytes) {
+    copy(data_, bytes_from + first, bytes - first);
+  }
 }
 
 void Ring::copy_out(std::uint64_t position, void* to, std::size_t bytes) const {

@@ -9,6 +9,7 @@
 #include <type_traits>
 
 #include "shm/segment.h"
+#include "shm/shared_store.h"
 
 namespace horon {
 
@@ -36,8 +37,8 @@ class Ring {
 
   // Writer. Payload bytes that fit right now, behind a frame; negative: not even the frame does.
   std::int64_t writable_payload() const;
-  // Writer. Requires that it fits.
-  void write(const Frame& frame, const std::byte* payload);
+  // Writer. Requires that it fits. `store` chooses how large payloads are copied; may be null.
+  void write(const Frame& frame, const std::byte* payload, SharedStore* store = nullptr);
 
   // Reader. False when the ring is empty.
   bool peek(Frame* frame) const;
@@ -45,7 +46,7 @@ class Ring {
   void consume(const Frame& frame, std::byte* to);
 
  private:
-  void copy_in(std::uint64_t position, const void* from, std::size_t bytes);
+  void copy_in(std::uint64_t position, const void* from, std::size_t bytes, SharedStore* store);
   void copy_out(std::uint64_t position, void* to, std::size_t bytes) const;
 
   RingWords* words_;

@@ -1,0 +1,193 @@
+// P2pEngine: who moves messages, and when they sleep. See Note [Who moves messages].
+
+#include <algorithm>
+
+#include "core/thread_name.h"
+#include "shm/futex.h"
+#include "shm/p2p_engine.h"
+
+namespace horon {
+namespace {
+
+constexpr std::chrono::milliseconds kLookAround{50};
+// How long the background thread stays awake after the last operation.
+constexpr std::chrono::milliseconds kLinger{200};
+// How long it leaves a new operation to its caller, who most likely comes to wait for it.
+constexpr std::chrono::milliseconds kGrace{1};
+
+void sleep_while(RankWords& words, std::uint32_t seen, std::chrono::milliseconds limit) {
+  if (words.doorbell.load(std::memory_order_seq_cst) == seen) {
+    futex_wait(words.doorbell, seen, limit);
+  }
+}
+
+}  // namespace
+
+bool P2pEngine::is_busy() const {
+  if (!sends_.empty() || !receives_.empty() || !streams_.empty()) {
+    return true;
+  }
+  return std::any_of(outgoing_.begin(), outgoing_.end(),
+                     [](const Outgoing& out) { return !out.control.empty(); });
+}
+
+void P2pEngine::ring_doorbell(int peer) {
+  RankWords& words = segment_->words(peer);
+  // seq_cst on both: either the sleeper's re-check sees the new value, or we see that it sleeps.
+  words.doorbell.fetch_add(1, std::memory_order_seq_cst);
+  if (words.doorbell_waiters.load(std::memory_order_seq_cst) != 0) {
+    futex_wake_all(words.doorbell);
+  }
+}
+
+void P2pEngine::count_background(bool is_counted) {
+  if (is_counted != background_counts_) {
+    background_counts_ = is_counted;
+    auto& waiters = segment_->words(peers_->rank).doorbell_waiters;
+    is_counted ? waiters.fetch_add(1, std::memory_order_seq_cst)
+               : waiters.fetch_sub(1, std::memory_order_relaxed);
+  }
+}
+
+void P2pEngine::tell_background() {
+  ++calls_;
+  if (!background_.joinable()) {
+    background_ = std::thread([self = shared_from_this()] { self->background_loop(); });
+  } else if (!background_watches_) {
+    became_busy_.notify_one();  // or it is at work, and will see
+  }
+}
+
+void P2pEngine::watch() {
+  std::unique_lock lock(mutex_);
+  if (background_watches_ && is_busy() && helpers_.load(std::memory_order_relaxed) == 0) {
+    count_background(true);
+    pump();  // what came before it was counted woke nobody
+    deliver(lock);
+  }
+}
+
+void P2pEngine::deliver(std::unique_lock<std::mutex>& lock, int own_helpers) {
+  while (!finished_.empty()) {
+    std::vector<Op> batch;
+    batch.swap(finished_);
+    lock.unlock();
+    for (const Op& op : batch) {
+      op->on_done(op->error, op->source);
+    }
+    batch.clear();  // destructors may call out, too
+    if (helpers_.load(std::memory_order_relaxed) > own_helpers) {
+      ring_own_doorbell();  // it may be what another one waits for
+    }
+    lock.lock();
+  }
+}
+
+void P2pEngine::poll() {
+  std::unique_lock lock(mutex_);
+  pump();
+  deliver(lock);
+}
+
+void P2pEngine::help_until(FunctionRef<bool()> is_done,
+                           const std::function<void()>* check_interrupt) {
+  std::unique_lock lock(mutex_);
+  helpers_.fetch_add(1, std::memory_order_relaxed);
+  count_background(false);
+  std::exception_ptr interrupt;
+  try {
+    help(is_done, check_interrupt, lock);
+  } catch (...) {
+    interrupt = std::current_exception();
+    lock.lock();
+  }
+  if (helpers_.fetch_sub(1, std::memory_order_relaxed) == 1 && is_busy()) {
+    tell_background();
+  }
+  deliver(lock);
+  if (interrupt) {
+    std::rethrow_exception(interrupt);
+  }
+}
+
+void P2pEngine::help(FunctionRef<bool()> is_done, const std::function<void()>* check_interrupt,
+                     std::unique_lock<std::mutex>& lock) {
+  static thread_local WaitPolicy policy;
+  RankWords& own = segment_->words(peers_->rank);
+  Clock::time_point next_check = Clock::now() + kLookAround;
+  while (true) {
+    const std::uint32_t seen = own.doorbell.load(std::memory_order_seq_cst);
+    const bool moved = pump();
+    deliver(lock, 1);
+    lock.unlock();
+    if (is_done()) {
+      lock.lock();
+      return;
+    }
+    const auto rung = [&] { return own.doorbell.load(std::memory_order_acquire) != seen; };
+    if (!moved && !policy.spin(rung)) {
+      own.doorbell_waiters.fetch_add(1, std::memory_order_seq_cst);
+      sleep_while(own, seen, kLookAround);
+      own.doorbell_waiters.fetch_sub(1, std::memory_order_relaxed);
+    }
+    if (check_interrupt != nullptr && Clock::now() >= next_check) {
+      (*check_interrupt)();
+      next_check = Clock::now() + kLookAround;
+    }
+    lock.lock();
+  }
+}
+
+void P2pEngine::background_loop() {
+  name_this_thread("horon-p2p");
+  WaitPolicy policy;
+  RankWords& own = segment_->words(peers_->rank);
+  Clock::time_point next_look = Clock::now() + kLookAround;
+  Clock::time_point last_busy = Clock::now();
+  std::uint64_t calls_seen = 0;
+  const auto is_alone = [&] { return helpers_.load(std::memory_order_relaxed) == 0; };
+  std::unique_lock lock(mutex_);
+  while (!stop_thread_) {
+    const Clock::time_point now = Clock::now();
+    if (is_busy()) {
+      last_busy = now;
+    } else if (now - last_busy >= kLinger) {
+      became_busy_.wait(lock, [&] { return stop_thread_ || is_busy(); });
+      last_busy = Clock::now();
+    }
+    if (now >= next_look) {
+      look_around();
+      next_look = Clock::now() + kLookAround;
+    }
+    const std::uint32_t seen = own.doorbell.load(std::memory_order_seq_cst);
+    // Not while callers come and go: they move their messages themselves.
+    const bool is_mine = is_alone() && calls_ == calls_seen;
+    calls_seen = calls_;
+    const bool moved = is_mine && pump();
+    const bool delivers = !finished_.empty();
+    deliver(lock);
+    if (moved || delivers || stop_thread_) {
+      continue;
+    }
+    const bool has_work = is_mine && is_busy();
+    if (has_work) {
+      const auto rung = [&] { return own.doorbell.load(std::memory_order_acquire) != seen; };
+      lock.unlock();
+      const bool is_rung = policy.spin([&] { return rung() || !is_alone(); });
+      lock.lock();
+      if (is_rung || stop_thread_) {
+        continue;
+      }
+    }
+    background_watches_ = true;
+    count_background(has_work && is_alone());
+    const auto limit = has_work || !is_alone() ? kLookAround : kGrace;
+    lock.unlock();
+    sleep_while(own, seen, limit);
+    lock.lock();
+    background_watches_ = false;
+    count_background(false);
+  }
+}
+
+}  // namespace horon
