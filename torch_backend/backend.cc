@@ -7,11 +7,13 @@
 
 #include "core/error.h"
 #include "errors.h"
+#include "in_turn.h"
 #include "interrupt.h"
 #include "kept_context.h"
 #include "live_groups.h"
 #include "process_arena.h"
 #include "process_exit.h"
+#include "window.h"
 
 namespace horon::torch_backend {
 namespace {
@@ -104,8 +106,7 @@ HoronBackend::HoronBackend(c10::intrusive_ptr<c10d::Store> store, int rank, int 
     : c10d::Backend(rank, size),
       options_(std::move(options)),
       make_gloo_(std::move(make_gloo)),
-      builder_(rank, size),
-      timeout_ms_(options_->timeout.count()) {
+      builder_(rank, size) {
   try {
     group_ = Group::make(store, {rank, size, to_ints(options_->global_ranks_in_group)},
                          options_->engine, options_->timeout, [&] {
@@ -127,7 +128,7 @@ HoronBackend::~HoronBackend() {
 }
 
 std::chrono::milliseconds HoronBackend::resolve(std::chrono::milliseconds timeout) const {
-  return timeout == c10d::kUnsetTimeout ? std::chrono::milliseconds(timeout_ms_.load()) : timeout;
+  return timeout == c10d::kUnsetTimeout ? group_->timeout() : timeout;
 }
 
 c10::intrusive_ptr<HoronWork> HoronBackend::make_work(const Call& call, std::uint64_t sequence,
@@ -228,29 +229,14 @@ void HoronBackend::run_now(c10::ArrayRef<Request> requests, c10::ArrayRef<at::Te
       profile->before(call.title, c10::ArrayRef<const c10::IValue>(values.data(), values.size()));
     }
   }
-  const WaitContext context{Deadline::after(call.timeout), interrupt_check()};
-  const InterruptScope interrupts;
-  try {
-    group_->lane()->run([&] {
-      if (staged != nullptr) {
-        staged->prepare();
-      }
-      for (const Request& request : requests) {
-        group_->transport().run(request, context);
-      }
-    });
-    stay_if_process_exits();
-  } catch (...) {
-    if (ends_group(std::current_exception())) {
-      group_->set_failed();
-      stay_if_process_exits();
-      const CallOut call_out;
-      hooks_->on_abort.call_all();
+  run_in_turn(*group_, *hooks_, call.timeout, [&](const WaitContext& context) {
+    if (staged != nullptr) {
+      staged->prepare();
     }
-    stay_if_process_exits();
-    interrupts.rethrow();
-    rethrow_translated();
-  }
+    for (const Request& request : requests) {
+      group_->transport().run(request, context);
+    }
+  });
 }
 
 bool HoronBackend::supportsTensorAlloc(c10::DeviceIndex /*device*/) {
@@ -263,6 +249,22 @@ at::Tensor HoronBackend::allocateTensor(long size, at::TensorOptions options) {
   TORCH_CHECK_VALUE(size >= 0, "horon: allocate_tensor: got a size of ", size, ".");
   return empty_in_arena({size}, c10::typeMetaToScalarType(options.dtype()));
 }
+
+#if HORON_HAS_WINDOW
+bool HoronBackend::supportsWindow() const {
+  return is_shared() && group_->shared()->arenas.is_usable() &&
+         group_->shared()->arenas.own() != nullptr;
+}
+
+c10::intrusive_ptr<c10d::Window> HoronBackend::new_window(const std::optional<at::Tensor>& tensor) {
+  group_->check_process("new_window");
+  TORCH_CHECK(is_shared(), "horon: new_window: the ranks of this group do not all share memory ",
+              "(they are on several hosts, or in containers without a common IPC namespace), and ",
+              "windows need that. Make a group of the ranks of one host: dist.new_group(ranks).");
+  sequence_.fetch_add(1);
+  return HoronWindow::make(group_, hooks_, tensor);
+}
+#endif
 
 bool HoronBackend::supportsCoalescing() const { return is_shared(); }
 
@@ -351,7 +353,7 @@ c10::intrusive_ptr<c10d::Backend> HoronBackend::split(const c10::intrusive_ptr<c
 }
 
 void HoronBackend::setTimeout(std::chrono::milliseconds timeout) {
-  timeout_ms_.store(timeout.count());
+  group_->set_timeout(timeout);
   options_->timeout = timeout;
 }
 

@@ -115,6 +115,12 @@ class HoronBackend final : public c10d::Backend {
   void unregisterAbortHook(int64_t id) override { hooks_->on_abort.remove(id); }
 #endif
 
+#if HORON_HAS_WINDOW
+  // Of groups whose ranks share memory and have arenas.
+  bool supportsWindow() const override;
+  c10::intrusive_ptr<c10d::Window> new_window(const std::optional<at::Tensor>& tensor) override;
+#endif
+
   // True when the ranks share memory; false when Gloo carries the bytes.
   bool is_shared() const { return group_->p2p() != nullptr; }
   const std::shared_ptr<Group>& group() const { return group_; }
@@ -153,7 +159,6 @@ class HoronBackend final : public c10d::Backend {
   const std::shared_ptr<Hooks> hooks_ = std::make_shared<Hooks>();
   std::shared_ptr<Group> group_;
   std::atomic<std::uint64_t> sequence_{0};
-  std::atomic<std::int64_t> timeout_ms_;
   std::atomic<int> splits_{0};
 
   std::mutex coalescing_mutex_;

@@ -15,3 +15,10 @@ static_assert(TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR >= 11,
 #else
 #define HORON_HAS_HOOKS 0
 #endif
+
+// torch 2.15: one-sided windows (Window.hpp, Backend::new_window).
+#ifdef C10D_BACKEND_HAS_WINDOW
+#define HORON_HAS_WINDOW 1
+#else
+#define HORON_HAS_WINDOW 0
+#endif

@@ -21,7 +21,7 @@ std::shared_ptr<Group> Group::make(const c10::intrusive_ptr<c10d::Store>& store,
                                    std::chrono::milliseconds timeout,
                                    const GlooFactory& make_gloo) {
   options.validate();
-  std::shared_ptr<Group> group(new Group());
+  std::shared_ptr<Group> group(new Group(timeout));
   StoreAdapter adapter(store);
   group->shared_ = rendezvous(adapter, identity, options, Deadline::after(timeout), arena_access());
   if (group->shared_) {
@@ -40,7 +40,7 @@ std::shared_ptr<Group> Group::make(const c10::intrusive_ptr<c10d::Store>& store,
 Group::~Group() {
   if (fork_generation_ != fork_generation()) {
     // Joining, unlocking or unmapping here could only disturb the parent or hang.
-    (void)shared_.release();
+    (void)new (std::nothrow) std::shared_ptr<SharedGroup>(std::move(shared_));
     (void)transport_.release();
     (void)new (std::nothrow) std::shared_ptr<P2pEngine>(std::move(p2p_));
     (void)new (std::nothrow) std::shared_ptr<Lane>(std::move(lane_));

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <functional>
 #include <memory>
 #include <string>
@@ -36,6 +37,9 @@ class Group {
   Transport& transport() { return *transport_; }
   // Null between hosts.
   P2pEngine* p2p() { return p2p_.get(); }
+  // Null between hosts. Shared: a window's memory, and tensors that map a peer's, outlive the
+  // group.
+  const std::shared_ptr<SharedGroup>& shared() const { return shared_; }
   // Null within a host.
   c10d::Backend* gloo() { return gloo_ ? &gloo_->gloo() : nullptr; }
 
@@ -47,19 +51,30 @@ class Group {
   // Fails everything pending, here and on all ranks. Idempotent.
   void abort(const std::string& reason);
 
+  // Of operations that bring none of their own.
+  std::chrono::milliseconds timeout() const { return timeout_.load(std::memory_order_relaxed); }
+  void set_timeout(std::chrono::milliseconds timeout) {
+    timeout_.store(timeout, std::memory_order_relaxed);
+  }
+
+  // Numbers windows. Called in the lane's turn, when all ranks have agreed to make one.
+  std::uint64_t next_window() { return ++windows_; }
+
   // False once it was shut down or aborted here.
   bool is_open() const { return is_open_.load(std::memory_order_relaxed); }
   bool has_failed() const { return has_failed_.load(std::memory_order_relaxed); }
   void set_failed() { has_failed_.store(true, std::memory_order_relaxed); }
 
  private:
-  Group() = default;
+  explicit Group(std::chrono::milliseconds timeout) : timeout_(timeout) {}
 
   const std::uint32_t fork_generation_ = fork_generation();
   std::atomic<bool> has_failed_{false};
   std::atomic<bool> is_open_{true};
+  std::atomic<std::chrono::milliseconds> timeout_;
+  std::uint64_t windows_ = 0;  // belongs to whoever has the lane's turn
   // Order matters: the engines point into what is declared before them.
-  std::unique_ptr<SharedGroup> shared_;
+  std::shared_ptr<SharedGroup> shared_;
   std::shared_ptr<GlooAdapter> gloo_;
   std::unique_ptr<Transport> transport_;
   std::shared_ptr<P2pEngine> p2p_;  // its thread holds a share

@@ -50,6 +50,7 @@ State* make_state() {
   auto* state = new State();
   state->is_off = budget == 0;
   state->access.mapped = std::make_shared<PeerArenas>();
+  state->access.lent = std::make_shared<LentMemory>();
   if (!state->is_off) {
     try {
       state->access.own = std::make_shared<Arena>(budget);
@@ -93,7 +94,9 @@ class TensorAllocator final : public c10::Allocator {
       return {nullptr, nullptr, &free_in_arena, c10::Device(c10::kCPU)};
     }
     try {
-      void* data = process_arena().allocate(bytes);
+      Arena& arena = process_arena();
+      state().access.lent->sweep();  // what nobody wants any more may be what is missing
+      void* data = arena.allocate(bytes);
       return {data, data, &free_in_arena, c10::Device(c10::kCPU)};
     } catch (const Error& error) {
       C10_THROW_ERROR(OutOfMemoryError, concat("horon: ", error.what()));

@@ -176,6 +176,10 @@ std::optional<std::string> find_mismatch(const std::vector<HeaderView>& headers)
   if (auto refusal = find_refusal(headers)) {
     return refusal;
   }
+  if (has_window(first.kind) && differs([](const Header& h) { return h.batch_digest; })) {
+    return mismatch_text(headers, "the window",
+                         "Register and deregister windows in the same order on every rank.");
+  }
   const Pattern moves = pattern(first.kind);
   if (moves == Pattern::kNone) {
     return std::nullopt;

@@ -38,6 +38,14 @@ const char* name(OpKind kind) {
       return "all_to_all";
     case OpKind::kAllToAllSingle:
       return "all_to_all_single";
+    case OpKind::kNewWindow:
+      return "new_window";
+    case OpKind::kNewEmptyWindow:
+      return "new_window_without_tensor";
+    case OpKind::kWindowRegister:
+      return "window.tensor_register";
+    case OpKind::kWindowDeregister:
+      return "window.tensor_deregister";
   }
   return "unknown operation";
 }
@@ -46,6 +54,8 @@ Pattern pattern(OpKind kind) {
   switch (kind) {
     case OpKind::kBarrier:
     case OpKind::kMonitoredBarrier:
+    case OpKind::kNewEmptyWindow:
+    case OpKind::kWindowDeregister:
       return Pattern::kNone;
     case OpKind::kAllReduce:
     case OpKind::kAllReduceCoalesced:
@@ -63,7 +73,12 @@ Pattern pattern(OpKind kind) {
 
 bool has_shared_input(OpKind kind) {
   return kind == OpKind::kBroadcast || kind == OpKind::kAllGather ||
-         kind == OpKind::kAllGatherSingle || kind == OpKind::kAllGatherCoalesced;
+         kind == OpKind::kAllGatherSingle || kind == OpKind::kAllGatherCoalesced ||
+         kind == OpKind::kNewWindow || kind == OpKind::kWindowRegister;
+}
+
+bool has_window(OpKind kind) {
+  return kind == OpKind::kWindowRegister || kind == OpKind::kWindowDeregister;
 }
 
 bool has_root(OpKind kind) {

@@ -25,11 +25,15 @@ enum class OpKind : std::uint8_t {
   kReduceScatterCoalesced,
   kAllToAll,
   kAllToAllSingle,
+  kNewWindow,       // with a tensor
+  kNewEmptyWindow,  // without one: it is registered later
+  kWindowRegister,
+  kWindowDeregister,
 };
 
 // How the bytes move, whatever the call was named.
 enum class Pattern : std::uint8_t {
-  kNone,           // barriers: nothing but the arrival phase
+  kNone,           // barriers and the like: nothing but the arrival phase
   kExchange,       // every (source, destination) pair moves a contiguous range, unreduced
   kReduceToAll,    // all_reduce
   kReduceToRoot,   // reduce
@@ -43,6 +47,9 @@ Pattern pattern(OpKind kind);
 
 // True where every destination reads the same data of a source, which is then published once.
 bool has_shared_input(OpKind kind);
+
+// True where the ranks must mean the same window.
+bool has_window(OpKind kind);
 
 // True where a root takes part in the agreement.
 bool has_root(OpKind kind);

@@ -48,6 +48,7 @@ struct Request {
   std::uint64_t count = 0;  // elements of the tensor the caller named
   double factor = 1.0;      // PREMUL_SUM only
   // Digest of the shapes of the whole coalesced call, so that it fails before its first part runs.
+  // Where has_window(kind): the window's number in its group.
   std::uint64_t batch_digest = 0;
   bool monitor_all_ranks = false;  // monitored_barrier(wait_all_ranks=True)
   PerRank<ConstSpan> inputs;

@@ -96,6 +96,25 @@ void Arena::quarantine(const void* data) {
   }
 }
 
+std::byte* Arena::pin(const void* data) {
+  if (fork_generation_ != fork_generation() || !contains(data, 0)) {
+    return nullptr;
+  }
+  const std::lock_guard lock(mutex_);
+  const auto start = ranges_.pin(offset_of(data));
+  return start ? mapping_.data() + *start : nullptr;
+}
+
+void Arena::unpin(std::byte* block) noexcept {
+  if (fork_generation_ != fork_generation() || !contains(block, 0)) {
+    return;
+  }
+  const std::lock_guard lock(mutex_);
+  if (const auto range = ranges_.unpin(offset_of(block))) {
+    trim(*range);
+  }
+}
+
 bool Arena::become_private() noexcept {
   // Where the system counts every private page (overcommit_memory = 2), the child can only read.
   for (const int protection : {PROT_READ | PROT_WRITE, PROT_READ}) {

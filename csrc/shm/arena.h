@@ -80,6 +80,11 @@ class Arena {
   // See Note [Quarantine]. `data` may point into a block; other pointers are ignored.
   void quarantine(const void* data);
 
+  // While it is pinned, the block that `data` points into is not used again, whoever frees it or
+  // moves its tensor elsewhere. Returns what unpin() wants; null when there is no such block.
+  std::byte* pin(const void* data);
+  void unpin(std::byte* block) noexcept;
+
   // In a forked child, before anything else: see Note [Arena after fork]. Only system calls.
   // Returns false when the system refused; the child then must not touch the arena.
   bool become_private() noexcept;

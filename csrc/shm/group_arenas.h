@@ -25,6 +25,8 @@ class GroupArenas {
       : own_(std::move(own)), views_(std::move(views)) {}
 
   bool is_usable() const { return !views_.empty(); }
+  // This process's arena; may be null.
+  const std::shared_ptr<Arena>& own() const { return own_; }
 
   // Whether the memory lies in this process's arena, and peers can reach it.
   bool contains(const void* data, std::size_t bytes) const {

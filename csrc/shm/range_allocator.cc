@@ -34,7 +34,7 @@ std::optional<ByteRange> RangeAllocator::allocate(std::uint64_t bytes) {
     if (block.end() < range.end()) {
       add_free({block.end(), range.end() - block.end()});
     }
-    blocks_[block.offset] = {block.bytes, false};
+    blocks_[block.offset].bytes = block.bytes;
     used_bytes_ += block.bytes;
     return block;
   }
@@ -44,6 +44,10 @@ std::optional<ByteRange> RangeAllocator::allocate(std::uint64_t bytes) {
 std::optional<ByteRange> RangeAllocator::free(std::uint64_t offset) {
   const auto found = blocks_.find(offset);
   if (found == blocks_.end() || found->second.is_quarantined) {
+    return std::nullopt;
+  }
+  if (found->second.pins > 0) {
+    found->second.is_freed = true;
     return std::nullopt;
   }
   ByteRange range{offset, found->second.bytes};
@@ -68,13 +72,36 @@ std::optional<ByteRange> RangeAllocator::free(std::uint64_t offset) {
   return range;
 }
 
-bool RangeAllocator::quarantine(std::uint64_t offset) {
+std::map<std::uint64_t, RangeAllocator::Block>::iterator RangeAllocator::block_around(
+    std::uint64_t offset) {
   auto found = blocks_.upper_bound(offset);
   if (found == blocks_.begin()) {
-    return false;
+    return blocks_.end();
   }
   --found;
-  if (offset >= found->first + found->second.bytes) {
+  return offset < found->first + found->second.bytes ? found : blocks_.end();
+}
+
+std::optional<std::uint64_t> RangeAllocator::pin(std::uint64_t offset) {
+  const auto found = block_around(offset);
+  if (found == blocks_.end()) {
+    return std::nullopt;
+  }
+  ++found->second.pins;
+  return found->first;
+}
+
+std::optional<ByteRange> RangeAllocator::unpin(std::uint64_t start) {
+  const auto found = blocks_.find(start);
+  if (found == blocks_.end() || --found->second.pins > 0 || !found->second.is_freed) {
+    return std::nullopt;
+  }
+  return free(start);
+}
+
+bool RangeAllocator::quarantine(std::uint64_t offset) {
+  const auto found = block_around(offset);
+  if (found == blocks_.end()) {
     return false;
   }
   if (!found->second.is_quarantined) {

@@ -34,11 +34,18 @@ class RangeAllocator {
   std::optional<ByteRange> allocate(std::uint64_t bytes);
 
   // Gives a block back; returns the free range that it is part of now. Nothing when the block is
-  // quarantined (it stays in use), or no block starts there.
+  // quarantined (it stays in use), when it is pinned (the last unpin gives it back), or when no
+  // block starts there.
   std::optional<ByteRange> free(std::uint64_t offset);
 
   // The block around `offset` is never given out again, freed or not. False when there is none.
   bool quarantine(std::uint64_t offset);
+
+  // The block around `offset` is not given out again, freed or not, until it has been unpinned as
+  // often. Returns where it starts; nothing when there is none.
+  std::optional<std::uint64_t> pin(std::uint64_t offset);
+  // Requires: pin() returned `start`. Returns what free() would if the block goes free now.
+  std::optional<ByteRange> unpin(std::uint64_t start);
 
   std::uint64_t capacity() const { return capacity_; }
   std::uint64_t used_bytes() const { return used_bytes_; }
@@ -51,8 +58,11 @@ class RangeAllocator {
   struct Block {
     std::uint64_t bytes = 0;
     bool is_quarantined = false;
+    bool is_freed = false;  // while it was pinned
+    std::uint32_t pins = 0;
   };
 
+  std::map<std::uint64_t, Block>::iterator block_around(std::uint64_t offset);
   void add_free(const ByteRange& range);
   void remove_free(const ByteRange& range);
 

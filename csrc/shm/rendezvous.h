@@ -26,6 +26,7 @@
 #include "shm/peer_arenas.h"
 #include "shm/peers.h"
 #include "shm/segment.h"
+#include "shm/window_memory.h"
 
 namespace horon {
 
@@ -46,6 +47,7 @@ struct SharedGroup {
 struct ArenaAccess {
   std::shared_ptr<Arena> own;          // may be null
   std::shared_ptr<PeerArenas> mapped;  // null: this process can not read the peers' arenas
+  std::shared_ptr<LentMemory> lent;    // of windows; null: this process makes none
 };
 
 // Nothing when the ranks do not all share memory. Blocks until all ranks are here.

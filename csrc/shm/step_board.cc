@@ -1,18 +1,11 @@
 #include "shm/step_board.h"
 
-#include <algorithm>
-
 #include "core/error.h"
 #include "core/rank_list.h"
 #include "shm/futex.h"
+#include "shm/word_wait.h"
 
 namespace horon {
-namespace {
-
-// How long to sleep before looking whether the peer is still alive and somebody wants us back.
-constexpr std::chrono::milliseconds kLookAround{50};
-
-}  // namespace
 
 StepBoard::StepBoard(Segment* segment, const Peers* peers) : segment_(segment), peers_(peers) {}
 
@@ -21,9 +14,7 @@ void StepBoard::advance(Counter counter) {
   CounterWord& own = word(peers_->rank, counter);
   // seq_cst on both: either the sleeper's re-check sees this value, or we see that it sleeps.
   own.value.store(reached, std::memory_order_seq_cst);
-  if (own.waiters.load(std::memory_order_seq_cst) != 0) {
-    futex_wake_all(own.value);
-  }
+  wake_sleepers(own);
 }
 
 bool StepBoard::has_reached(int peer, Counter counter, std::uint32_t target) const {
@@ -121,38 +112,14 @@ void StepBoard::await_value(CounterWord& word, std::uint32_t value, const WaitCo
 void StepBoard::wake(CounterWord& word) {
   // As in advance(): a sleeper counts itself before it looks again.
   std::atomic_thread_fence(std::memory_order_seq_cst);
-  if (word.waiters.load(std::memory_order_seq_cst) != 0) {
-    futex_wake_all(word.value);
-  }
+  wake_sleepers(word);
 }
 
 template <typename Ready, typename Check>
 void StepBoard::sleep_until(CounterWord& word, const Ready& ready, const Check& check,
                             const WaitContext& context) {
-  if (ready()) {
-    return;
-  }
-  policy_.spin([&] { return ready() || aborted_.load(std::memory_order_relaxed); });
-  Clock::time_point next_interrupt_check{};
-  while (!ready()) {
-    check();
-    word.waiters.fetch_add(1, std::memory_order_seq_cst);
-    const std::uint32_t seen = word.value.load(std::memory_order_seq_cst);
-    if (!ready()) {
-      const auto limit = std::min<std::chrono::nanoseconds>(
-          kLookAround, std::max<std::chrono::nanoseconds>(context.deadline.remaining(),
-                                                          std::chrono::microseconds(1)));
-      futex_wait(word.value, seen, limit);
-    }
-    word.waiters.fetch_sub(1, std::memory_order_relaxed);
-    const Clock::time_point now = Clock::now();
-    if (next_interrupt_check == Clock::time_point{}) {
-      next_interrupt_check = now + kLookAround;
-    } else if (context.check_interrupt != nullptr && now >= next_interrupt_check) {
-      (*context.check_interrupt)();
-      next_interrupt_check = Clock::now() + kLookAround;
-    }
-  }
+  const auto is_aborted = [this] { return aborted_.load(std::memory_order_relaxed); };
+  wait_for_word(word, policy_, ready, is_aborted, check, context);
 }
 
 void StepBoard::check_ended() const {

@@ -213,6 +213,9 @@ class LocalGroup {
   Segment* segment(int rank) const {
     return &groups_[kHasThreadSanitizer ? 0 : static_cast<std::size_t>(rank)]->segment;
   }
+  const std::shared_ptr<SharedGroup>& shared(int rank) const {
+    return groups_[static_cast<std::size_t>(rank)];
+  }
   const GroupArenas* arenas(int rank) const {
     return &groups_[static_cast<std::size_t>(rank)]->arenas;
   }
@@ -234,7 +237,7 @@ class LocalGroup {
   void kill(int rank) { life_ends_[static_cast<std::size_t>(rank)].reset(); }
 
  private:
-  std::vector<std::unique_ptr<SharedGroup>> groups_;
+  std::vector<std::shared_ptr<SharedGroup>> groups_;
   std::vector<UniqueFd> life_ends_;
 };
 

@@ -156,6 +156,20 @@ TEST_CASE("arena: a quarantined block is not given out again") {
   REQUIRE(threw<Error>(error_of([&] { arena.allocate(kMiB); })));
 }
 
+TEST_CASE("arena: a pinned block is not given out again before it is unpinned") {
+  Arena arena(kMiB);
+  std::byte* const block = arena.allocate(100000);
+  REQUIRE(arena.pin(block + 70000) == block);
+  arena.free(block);
+  REQUIRE(arena.statistics().used_bytes >= 100000);
+  REQUIRE(arena.allocate(100000) != block);
+  arena.unpin(block);
+  REQUIRE(arena.allocate(100000) == block);
+  std::byte elsewhere{};
+  REQUIRE(arena.pin(&elsewhere) == nullptr);
+  arena.unpin(nullptr);
+}
+
 TEST_CASE("arena: threads allocate and free at the same time") {
   Arena arena(256 * kMiB);
   require_no_errors(run_ranks(4, [&](int rank) {

@@ -134,6 +134,33 @@ TEST_CASE("ranges: a quarantined block stays in use") {
   }
 }
 
+TEST_CASE("ranges: a pinned block is given back when it is free and nobody pins it") {
+  RangeAllocator ranges(kPage);
+  const auto first = ranges.allocate(64);
+  const auto second = ranges.allocate(128);
+  REQUIRE(ranges.pin(second->offset + 100) == second->offset);
+  REQUIRE(ranges.pin(second->offset) == second->offset);
+  REQUIRE_FALSE(ranges.pin(second->end()));
+  REQUIRE_FALSE(ranges.free(second->offset));
+  REQUIRE_FALSE(ranges.free(second->offset));
+  REQUIRE(ranges.used_bytes() == 192);
+  REQUIRE_FALSE(ranges.unpin(second->offset));
+  REQUIRE(ranges.unpin(second->offset));
+  REQUIRE(ranges.used_bytes() == 64);
+  REQUIRE_FALSE(ranges.unpin(second->offset));
+  // Unpinned before it is freed.
+  REQUIRE(ranges.pin(first->offset) == first->offset);
+  REQUIRE_FALSE(ranges.unpin(first->offset));
+  REQUIRE(ranges.free(first->offset));
+  // Quarantined in between: stays.
+  const auto third = ranges.allocate(64);
+  ranges.pin(third->offset);
+  REQUIRE_FALSE(ranges.free(third->offset));
+  ranges.quarantine(third->offset);
+  REQUIRE_FALSE(ranges.unpin(third->offset));
+  REQUIRE(ranges.used_bytes() == 64);
+}
+
 TEST_CASE("ranges: random calls against a slow allocator with the same rules") {
   for (std::uint32_t seed = 0; seed < 20; ++seed) {
     std::mt19937 random(seed);

@@ -1,0 +1,61 @@
+// Waiting for something that other processes announce by changing a futex word.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <functional>
+
+#include "core/wait_context.h"
+#include "shm/futex.h"
+#include "shm/wait_policy.h"
+
+namespace horon {
+
+// How long to sleep before looking whether the peer is still alive and somebody wants us back.
+inline constexpr std::chrono::milliseconds kLookAround{50};
+
+// Waits until `ready()`, as the policy says. Whoever makes it true changes `word` and calls
+// wake_sleepers(). Before each sleep `check()` runs, which throws to give up; so does what
+// context.check_interrupt throws. The deadline only bounds the sleeps: check() looks at it.
+// `is_over()`: stop spinning, because check() will throw. A Word is a CounterWord or has members of
+// the same names.
+template <typename Word, typename Ready, typename IsOver, typename Check>
+void wait_for_word(Word& word, WaitPolicy& policy, const Ready& ready, const IsOver& is_over,
+                   const Check& check, const WaitContext& context) {
+  if (ready()) {
+    return;
+  }
+  policy.spin([&] { return ready() || is_over(); });
+  Clock::time_point next_interrupt_check{};
+  while (!ready()) {
+    check();
+    word.waiters.fetch_add(1, std::memory_order_seq_cst);
+    const std::uint32_t seen = word.value.load(std::memory_order_seq_cst);
+    if (!ready()) {
+      const auto limit = std::min<std::chrono::nanoseconds>(
+          kLookAround, std::max<std::chrono::nanoseconds>(context.deadline.remaining(),
+                                                          std::chrono::microseconds(1)));
+      futex_wait(word.value, seen, limit);
+    }
+    word.waiters.fetch_sub(1, std::memory_order_relaxed);
+    const Clock::time_point now = Clock::now();
+    if (next_interrupt_check == Clock::time_point{}) {
+      next_interrupt_check = now + kLookAround;
+    } else if (context.check_interrupt != nullptr && now >= next_interrupt_check) {
+      (*context.check_interrupt)();
+      next_interrupt_check = Clock::now() + kLookAround;
+    }
+  }
+}
+
+// After `word` was changed. The change must be seq_cst, or a seq_cst fence lie between: either the
+// sleeper's second look sees it, or we see that it sleeps.
+template <typename Word>
+void wake_sleepers(Word& word) {
+  if (word.waiters.load(std::memory_order_seq_cst) != 0) {
+    futex_wake_all(word.value);
+  }
+}
+
+}  // namespace horon

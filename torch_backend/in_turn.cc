@@ -1,0 +1,29 @@
+#include "in_turn.h"
+
+#include "errors.h"
+#include "interrupt.h"
+#include "process_exit.h"
+
+namespace horon::torch_backend {
+
+void run_in_turn(Group& group, Hooks& hooks, std::chrono::milliseconds timeout,
+                 FunctionRef<void(const WaitContext&)> operation) {
+  const WaitContext context{Deadline::after(timeout), interrupt_check()};
+  const InterruptScope interrupts;
+  try {
+    group.lane()->run([&] { operation(context); });
+    stay_if_process_exits();
+  } catch (...) {
+    if (ends_group(std::current_exception())) {
+      group.set_failed();
+      stay_if_process_exits();
+      const CallOut call_out;
+      hooks.on_abort.call_all();
+    }
+    stay_if_process_exits();
+    interrupts.rethrow();
+    rethrow_translated();
+  }
+}
+
+}  // namespace horon::torch_backend
