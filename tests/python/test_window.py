@@ -126,6 +126,7 @@ def _asynchronous_waits(rank: int, n: int) -> None:
     assert not second.is_completed()  # the first signal is the first one's
     assert first.is_completed()
     assert first.get_future().wait() == []
+    dist.barrier()  # the peer has looked, too
     window.signal(peer, False)
     assert second.wait()
     # One that nobody waits for takes its signal all the same.
