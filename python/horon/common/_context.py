@@ -66,7 +66,6 @@ class Context:
         self._lock = threading.RLock()
         self._engine: _C.NamedEngine | None = None
         self._topology: Topology | None = None
-        self._generation = 0
         self._job_store: Any = None
         self._made_group: Any = None
         self._guard = OrderGuard()
@@ -166,9 +165,9 @@ class Context:
     def _start(self, comm: Any, process_sets: Sequence[Sequence[int]]) -> None:
         timeout = _timeout()
         launch = find_launch(os.environ)
-        generation = self._generation
         store, launch = self._meet(launch, comm, process_sets, timeout)
-        self._generation += 1
+        # Counted in the store, by each rank for itself: a restarted or reused process may have been part of others.
+        generation = store.add(f"horon/generation/{launch.rank}", 1)
         made_group = None
         try:
             if not dist.is_initialized():
