@@ -20,13 +20,15 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 pytestmark = pytest.mark.skipif(on_gloo(), reason="horon's own")
 
 SCRIPT = """
+import sys
 import torch
 import horon.torch as hvd
 hvd.init()
 total = hvd.allreduce(torch.ones(5) * hvd.rank(), op=hvd.Sum, name="x")
 assert total.tolist() == [float(sum(range(hvd.size())))] * 5
 place = hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size(), hvd.cross_rank(), hvd.cross_size()
-print("place", *place, flush=True)
+sys.stdout.write(" ".join(map(str, ("place", *place))) + "\\n")  # at once: the ranks share a pipe
+sys.stdout.flush()
 hvd.shutdown()
 hvd.init()
 hvd.barrier()
@@ -156,7 +158,7 @@ def _joins_default_group(rank: int, size: int) -> None:
         assert dist.group.WORLD is group
         hvd.init()  # a no-op
         tensor = torch.ones(3)
-        handle = hvd.allreduce_async(tensor, op=hvd.Sum, name="a")
+        handle = hvd.allreduce_async(torch.ones(3), op=hvd.Sum, name="a")
         dist.all_reduce(tensor)  # both kinds at once
         assert hvd.synchronize(handle).tolist() == [size] * 3
         assert tensor.tolist() == [size] * 3
