@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -44,11 +44,9 @@ class AdasumOptimizer(torch.optim.Optimizer):
     def synchronize(self) -> None:
         """Does nothing: gradients are not reduced."""
 
-    @contextmanager
-    def skip_synchronize(self) -> Iterator[None]:
+    def skip_synchronize(self) -> AbstractContextManager[None]:
         """Raises AssertionError, as in Horovod."""
         raise AssertionError("Skipping synchronization is not supported when using Adasum optimizer.")
-        yield
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Takes the optimizer's own step, then combines the ranks' steps.
@@ -59,7 +57,7 @@ class AdasumOptimizer(torch.optim.Optimizer):
         parameters = [parameter for _, parameter in self._horon_parameters]
         with torch.no_grad():
             torch._foreach_copy_(self._horon_starts, parameters)
-        loss = super().step() if closure is None else super().step(closure)  # type: ignore[func-returns-value]
+        loss = super().step() if closure is None else super().step(closure)
         with torch.no_grad():
             self._combine(parameters)
         return loss

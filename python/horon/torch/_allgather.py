@@ -47,7 +47,7 @@ def allgather(
     dimensions. Source: Horovod 0.28.1 ``allgather``.
     """
     if needs_grad((tensor,)):
-        return _Allgather.apply(tensor, name, process_set)  # type: ignore[no-any-return,no-untyped-call]
+        return _Allgather.apply(tensor, name, process_set)  # type: ignore[no-any-return]
     return synchronize(allgather_async(tensor, name, process_set))  # type: ignore[no-any-return]
 
 
@@ -79,7 +79,7 @@ def grouped_allgather(
     tensors: Sequence[torch.Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> tuple[torch.Tensor, ...]:
     """Like :func:`allgather` for several tensors together. Source: Horovod 0.28.1 ``grouped_allgather``."""
-    return _GroupedAllgather.apply(name, process_set, *tensors)  # type: ignore[no-any-return,no-untyped-call]
+    return _GroupedAllgather.apply(name, process_set, *tensors)  # type: ignore[no-any-return]
 
 
 class _GroupedAllgather(torch.autograd.Function):

@@ -169,7 +169,7 @@ def allreduce(
     op = handle_average_backwards_compatibility(op, average)
     sent, ctx = compression.compress(tensor)
     if needs_grad((sent,)):
-        reduced = _Allreduce.apply(sent, name, op, prescale_factor, postscale_factor, process_set)  # type: ignore[no-untyped-call]
+        reduced = _Allreduce.apply(sent, name, op, prescale_factor, postscale_factor, process_set)
     else:
         reduced = _reduce(sent, name, op, prescale_factor, postscale_factor, process_set)
     return compression.decompress(reduced, ctx)
@@ -290,7 +290,7 @@ def grouped_allreduce(
     op = handle_average_backwards_compatibility(op, average)
     sent = [compression.compress(tensor) for tensor in tensors]
     arguments = name, op, prescale_factor, postscale_factor, process_set
-    reduced = _GroupedAllreduce.apply(*arguments, *(tensor for tensor, _ in sent))  # type: ignore[no-untyped-call]
+    reduced = _GroupedAllreduce.apply(*arguments, *(tensor for tensor, _ in sent))
     return [compression.decompress(tensor, ctx) for tensor, (_, ctx) in zip(reduced, sent, strict=True)]
 
 

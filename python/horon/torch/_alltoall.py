@@ -63,7 +63,7 @@ def alltoall(
     Source: Horovod 0.28.1 ``alltoall``.
     """
     if needs_grad((tensor,)):
-        output, received = _Alltoall.apply(tensor, splits, name, process_set)  # type: ignore[no-untyped-call]
+        output, received = _Alltoall.apply(tensor, splits, name, process_set)
     else:
         output, received = synchronize(alltoall_async(tensor, splits, name, process_set))
     return output if splits is None else (output, received)

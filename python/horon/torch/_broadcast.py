@@ -79,7 +79,7 @@ def broadcast(
     Source: Horovod 0.28.1 ``broadcast``.
     """
     if needs_grad((tensor,)):
-        return _Broadcast.apply(tensor, root_rank, name, process_set)  # type: ignore[no-any-return,no-untyped-call]
+        return _Broadcast.apply(tensor, root_rank, name, process_set)  # type: ignore[no-any-return]
     return synchronize(broadcast_async(tensor, root_rank, name, process_set))  # type: ignore[no-any-return]
 
 

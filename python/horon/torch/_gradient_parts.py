@@ -43,7 +43,8 @@ class Slot:
 class Part(Protocol):
     """Gradients that travel as one tensor."""
 
-    slots: Sequence[Slot]
+    @property
+    def slots(self) -> Sequence[Slot]: ...
 
     def pack(self) -> torch.Tensor:
         """Returns the tensor to reduce in place, contiguous. A missing gradient counts, and becomes, zero."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,7 +77,8 @@ def _describe(optimizer: torch.optim.Optimizer, parameters: list[torch.Tensor]) 
     number_of = {parameter: number for number, parameter in enumerate(parameters)}
     state: dict[int, dict[str, Any]] = {}
     other_state: dict[Any, Any] = {}
-    for key, values in optimizer.state.items():
+    per_key: Mapping[Any, Any] = optimizer.state  # by parameter, as a rule
+    for key, values in per_key.items():
         if key in number_of:
             state[number_of[key]] = {name: _without_data(value) for name, value in values.items()}
         elif not isinstance(key, torch.Tensor):

@@ -68,7 +68,7 @@ def reducescatter(
     """
     sent, ctx = compression.compress(tensor)
     if needs_grad((sent,)):
-        reduced = _Reducescatter.apply(sent, name, op, process_set, prescale_factor, postscale_factor)  # type: ignore[no-untyped-call]
+        reduced = _Reducescatter.apply(sent, name, op, process_set, prescale_factor, postscale_factor)
     else:
         reduced = synchronize(reducescatter_async(sent, name, op, process_set, prescale_factor, postscale_factor))
     return compression.decompress(reduced, ctx)
@@ -130,7 +130,7 @@ def grouped_reducescatter(
     """Like :func:`reducescatter` for several tensors together. Source: Horovod 0.28.1 ``grouped_reducescatter``."""
     sent = [compression.compress(tensor) for tensor in tensors]
     arguments = name, op, process_set, prescale_factor, postscale_factor
-    reduced = _GroupedReducescatter.apply(*arguments, *(tensor for tensor, _ in sent))  # type: ignore[no-untyped-call]
+    reduced = _GroupedReducescatter.apply(*arguments, *(tensor for tensor, _ in sent))
     return [compression.decompress(tensor, ctx) for tensor, (_, ctx) in zip(reduced, sent, strict=True)]
 
 

@@ -104,7 +104,7 @@ def allgather_object(obj: Any, name: str | None = None) -> list[Any]:
     sizes = allgather(torch.tensor([mine.numel()], dtype=torch.int64), name=f"{base}.sz").tolist()
     gathered = allgather(mine, name=f"{base}.t")
     objects = []
-    for part in gathered.split(sizes):
+    for part in torch.split(gathered, sizes):
         data = bytearray(part.numel())
         torch.frombuffer(data, dtype=torch.uint8).copy_(part)
         objects.append(cloudpickle.loads(data))

@@ -91,7 +91,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
                         stacklevel=2,
                     )
                 self.synchronize()
-        result = super().step() if closure is None else super().step(closure)  # type: ignore[func-returns-value]
+        result = super().step() if closure is None else super().step(closure)
         self._horon_is_synchronized = False
         return result
 
@@ -227,7 +227,7 @@ def _make(added: type[Any], optimizer: torch.optim.Optimizer) -> Any:
     """
     own = type(optimizer)
     cls = type(own.__name__, (added, own), {"__module__": __name__})
-    wrapped = cls.__new__(cls)
+    wrapped: Any = object.__new__(cls)
     # A learning rate scheduler puts a step of its own into the instance, which would go past ours.
     wrapped.__dict__.update({k: v for k, v in vars(optimizer).items() if k not in ("step", "zero_grad")})
     return wrapped

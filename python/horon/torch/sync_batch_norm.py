@@ -52,7 +52,7 @@ class SyncBatchNorm(_BatchNorm):
         uses_batch = self.training or not self.track_running_stats
         if not uses_batch or default_context.topology.size == 1:
             return super().forward(input)
-        output, mean, variance, count = _Normalize.apply(input, self.weight, self.bias, self.eps)  # type: ignore[no-untyped-call]
+        output, mean, variance, count = _Normalize.apply(input, self.weight, self.bias, self.eps)
         if self.training and self.track_running_stats:
             self._update_running_stats(mean, variance, count)
         return output  # type: ignore[no-any-return]
