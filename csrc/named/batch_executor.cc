@@ -212,6 +212,7 @@ std::vector<std::int64_t> BatchExecutor::gather_numbers(const std::vector<std::i
 void BatchExecutor::all_gather(const std::vector<BatchTensor>& batch, const WaitContext& context) {
   const auto n = static_cast<std::size_t>(n_ranks_);
   std::vector<std::int64_t> own_rows;
+  own_rows.reserve(batch.size());
   for (const BatchTensor& tensor : batch) {
     own_rows.push_back(tensor.operation ? tensor.operation->rows[tensor.tensor] : 0);
   }

@@ -1,6 +1,7 @@
 #include "named/named_engine.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include "core/error.h"
 #include "core/log.h"
@@ -51,10 +52,8 @@ NamedEngine::NamedEngine(Parts parts, const NamedOptions& options)
       last_look_(Clock::now()),
       last_report_(Clock::now()),
       waiting_since_(Clock::now()) {
-  std::vector<int> world;
-  for (int rank = 0; rank < n_ranks_; ++rank) {
-    world.push_back(rank);
-  }
+  std::vector<int> world(static_cast<std::size_t>(n_ranks_));
+  std::iota(world.begin(), world.end(), 0);
   if (rank_ == 0) {
     agreement_ = std::make_unique<Agreement>(n_ranks_);
   }

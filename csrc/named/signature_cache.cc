@@ -16,7 +16,7 @@ RequestId SignatureCache::find(const NamedRequest& request, const std::string& k
   return kNoId;
 }
 
-void SignatureCache::define(RequestId id, RequestPtr request) {
+void SignatureCache::define(RequestId id, const RequestPtr& request) {
   const bool is_new = requests_.emplace(id, request).second;
   HORON_CHECK(is_new, "request number ", id, " was defined twice");
   ids_[key_of(*request)].push_back(id);

@@ -15,7 +15,7 @@ class SignatureCache {
   // The number of this very request; kNoId when it has none.
   RequestId find(const NamedRequest& request, const std::string& key) const;
   // Throws Error unless the number is new.
-  void define(RequestId id, RequestPtr request);
+  void define(RequestId id, const RequestPtr& request);
   // Throws Error for a number that was never defined.
   const RequestPtr& request(RequestId id) const;
   // Forgets the requests of a process set that is gone.

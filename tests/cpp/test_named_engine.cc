@@ -1,4 +1,5 @@
 #include <atomic>
+#include <latch>
 #include <numeric>
 #include <random>
 
@@ -197,6 +198,7 @@ TEST_CASE("named engine: a name that is in flight can not be used again") {
 
 TEST_CASE("named engine: a rank that shuts down is named to those that need it") {
   MemoryStore store;
+  std::latch both_know(2);  // or who is late would hear that the first one has left, too
   require_no_errors(run_ranks(3, [&](int rank) {
     const auto engine = make_engine(store, rank, 3);
     if (rank == 1) {
@@ -205,6 +207,7 @@ TEST_CASE("named engine: a rank that shuts down is named to those that need it")
     }
     auto operation = all_reduce("x", {1.0F});
     complete(*engine, operation);
+    both_know.arrive_and_wait();
     expect(contains(error_text(*operation), "rank 1 has shut down"), error_text(*operation));
   }));
 }

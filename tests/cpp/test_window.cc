@@ -341,7 +341,7 @@ TEST_CASE("window: the end of a peer ends the wait for it", "[window]") {
           end == End::kPoison ? threw<GroupError>(error) : threw<PeerLostError>(error);
       expect(is_as_expected && contains(text_of(error), "rank 1"), text_of(error));
       const Words word(1, 5);
-      const auto put = error_of([&] { window->put(1, 0, bytes_of(word), 1); });
+      const auto put = error_of([&] { window->put(1, rank, bytes_of(word), 1); });
       expect(end == End::kDeath ? !put : threw<GroupError>(put), "put: ", text_of(put));
       if (end != End::kPoison) {  // the others go on
         window->signal(2 - rank);
