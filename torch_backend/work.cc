@@ -37,6 +37,7 @@ bool HoronWork::is_finished() const {
 
 bool HoronWork::isCompleted() {
   if (const auto group = origin_.group.lock(); group != nullptr && !is_finished()) {
+    group->check_process("is_completed");
     // is_completed() comes with the GIL held; hooks and callbacks may want it on other threads.
     std::optional<pybind11::gil_scoped_release> no_gil;
     if (Py_IsInitialized() != 0 && PyGILState_Check() != 0) {
@@ -63,6 +64,7 @@ void HoronWork::help(Group& group, std::chrono::milliseconds timeout) {
 bool HoronWork::wait(std::chrono::milliseconds timeout) {
   const InterruptScope interrupts;
   if (const auto group = origin_.group.lock(); group != nullptr && !is_finished()) {
+    group->check_process("wait");
     help(*group, timeout);
   }
   const auto give_up = std::chrono::steady_clock::now() + timeout;
@@ -109,6 +111,7 @@ void HoronWork::abort() {
 
 c10::intrusive_ptr<c10::ivalue::Future> HoronWork::getFuture() {
   if (const auto group = origin_.group.lock(); group != nullptr && !is_finished()) {
+    group->check_process("get_future");
     // Whoever waits for a future does not come by here any more.
     if (origin_.mover == Mover::kMessages) {
       group->p2p()->watch();

@@ -416,24 +416,33 @@ def test_end_with_operations_started(world_size: int, how: str) -> None:
 
 
 def _forked(rank: int, world_size: int) -> None:
-    works = [_issue(rank, step)[0] for step in range(3)]
-    child = os.fork()
-    if child == 0:  # must not touch what the parent is in the middle of
-        try:
-            for call in (works[0].wait, works[1].is_completed, works[2].get_future):
-                try:
-                    call()
-                except Exception:
-                    continue
-        finally:
-            os._exit(0)
-    deadline = time.monotonic() + SOON_S
-    while os.waitpid(child, os.WNOHANG) == (0, 0):
-        if time.monotonic() > deadline:
-            os.kill(child, signal.SIGKILL)
-            os.waitpid(child, 0)
-            raise AssertionError("the child hangs")
-        time.sleep(0.01)
+    store = dist.distributed_c10d._get_default_store()
+    if rank == 0:
+        works = [_issue(rank, step)[0] for step in range(3)]
+        child = os.fork()
+        if child == 0:  # must not touch what the parent is in the middle of
+            refused = 0
+            try:
+                time.sleep(0.5)  # the other rank's part is there by now: nothing would have to be waited for
+                for call in (works[0].wait, works[1].is_completed, works[2].get_future):
+                    try:
+                        call()
+                    except RuntimeError as error:
+                        refused += "fork" in str(error)
+            finally:
+                os._exit(3 - refused)
+        store.set("forked", "")
+        deadline = time.monotonic() + SOON_S
+        while (ended := os.waitpid(child, os.WNOHANG)) == (0, 0):
+            if time.monotonic() > deadline:
+                os.kill(child, signal.SIGKILL)
+                os.waitpid(child, 0)
+                raise AssertionError("the child hangs")
+            time.sleep(0.01)
+        assert ended[1] == 0, "the child was not told that it is a fork"
+    else:
+        store.wait(["forked"])
+        works = [_issue(rank, step)[0] for step in range(3)]
     for _ in range(100):
         works.append(_issue(rank, 1)[0])
     for work in works:
