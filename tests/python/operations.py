@@ -21,6 +21,14 @@ KINDS = [
 ]
 
 
+def outcome(work: dist.Work) -> object:
+    """The error of a work, or None. (torch 2.11 can not turn errors into Python's: there a word stands for it.)"""
+    try:
+        return work.exception()
+    except TypeError:
+        return None if work.is_success() else "an error"
+
+
 def start(kind: str, rank: int, n: int, count: int) -> tuple[dist.Work, list[torch.Tensor], list[float]]:
     """Issues an operation; returns its work, its outputs, and the value that fills each output afterwards."""
     mine = torch.full((count,), float(rank))

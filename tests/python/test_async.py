@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from harness import expect_error, gloo_lacks, on_gloo, run_ranks, store
-from operations import KINDS, start
+from operations import KINDS, outcome, start
 
 
 def _every_kind(rank: int, world_size: int, kind: str) -> None:
@@ -20,7 +20,7 @@ def _every_kind(rank: int, world_size: int, kind: str) -> None:
         work, outputs, values = start(kind, rank, world_size, count)
         assert isinstance(work, dist.Work)
         work.wait()
-        assert on_gloo() or (work.is_completed() and work.is_success() and work.exception() is None)
+        assert on_gloo() or (work.is_completed() and work.is_success() and outcome(work) is None)
         for output, value in zip(outputs, values, strict=False):
             assert (output == value).all(), f"{kind} n={count}: {output[0].item()}, not {value}"
         work.wait()  # Again: allowed, and at once.

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from harness import Cases, expect_error, on_gloo, run_ranks
-from operations import KINDS, start
+from operations import KINDS, outcome, start
 
 pytestmark = pytest.mark.skipif(on_gloo(), reason="gloo: mismatches hang or give wrong results")
 
@@ -202,7 +202,7 @@ def _in_flight(rank: int, world_size: int) -> None:
     for index, (work, tensor) in enumerate(zip(works, tensors, strict=True)):
         if index == 5:
             expect_error(work.wait, "rank 0", "rank 1")
-            assert not work.is_success() and work.exception() is not None
+            assert not work.is_success() and outcome(work) is not None
             expect_error(work.get_future().wait, "rank 1")
         else:
             work.wait()

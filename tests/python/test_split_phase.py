@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from harness import assert_clean_exits, expect_error, gloo_lacks, on_gloo, run_fresh_processes, run_ranks, store
+from operations import outcome
 
 SMALL = 1024
 """Elements of float32: 4 KiB."""
@@ -336,7 +337,7 @@ def _never_joined(rank: int, world_size: int, how: str) -> None:
     assert "rank 1" in message.lower(), message
     for work in works:
         expect_error(work.wait, within_s=SOON_S)
-        assert work.is_completed() and work.exception() is not None
+        assert work.is_completed() and outcome(work) is not None
 
 
 @pytest.mark.parametrize(
