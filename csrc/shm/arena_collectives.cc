@@ -6,6 +6,7 @@
 
 #include "core/published_stream.h"
 #include "reduce/reduce.h"
+#include "shm/rank_slice.h"
 #include "shm/segment.h"
 
 namespace horon {
@@ -60,20 +61,6 @@ bool outputs_spare_inputs(const Request& request, const ConstSpan& inputs, int r
     }
   }
   return true;
-}
-
-// Elements [begin, end) of `count` that one rank reduces: whole cache lines, as equal as can be.
-struct Slice {
-  std::uint64_t begin;
-  std::uint64_t end;
-};
-
-Slice slice_of(std::uint64_t count, std::size_t element_bytes, int rank, int n_ranks) {
-  const std::uint64_t line = kCacheLineBytes / element_bytes;
-  const auto n = static_cast<std::uint64_t>(n_ranks);
-  const auto r = static_cast<std::uint64_t>(rank);
-  const std::uint64_t per_rank = ((count + n - 1) / n + line - 1) / line * line;
-  return {std::min(count, r * per_rank), std::min(count, (r + 1) * per_rank)};
 }
 
 void reduce_whole_tensors(const Request& request, const std::vector<HeaderView>& headers,

@@ -10,25 +10,11 @@
 #include <cstring>
 
 #include "reduce/reduce.h"
+#include "shm/rank_slice.h"
 #include "shm/shm_transport.h"
 
 namespace horon {
 namespace {
-
-// Elements [begin, end) of a piece that one rank owns.
-struct Slice {
-  std::uint64_t begin;
-  std::uint64_t end;
-};
-
-// Splits `count` elements over the ranks on cache-line boundaries. Pure.
-Slice slice_of(std::uint64_t count, std::size_t element_bytes, int rank, int n_ranks) {
-  const std::uint64_t line = kCacheLineBytes / element_bytes;
-  const auto n = static_cast<std::uint64_t>(n_ranks);
-  const std::uint64_t per_rank = ((count + n - 1) / n + line - 1) / line * line;
-  const auto r = static_cast<std::uint64_t>(rank);
-  return {std::min(count, r * per_rank), std::min(count, (r + 1) * per_rank)};
-}
 
 // Reduces into `to` and leaves a copy in `also_to`, in blocks that stay in the first-level cache.
 void reduce_twice(std::byte* to, std::byte* also_to, InlineVector<const void*, 16> sources,

@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "catch.h"
+#include "in_child.h"
 #include "rank_threads.h"
 #include "shm/peer_arenas.h"
 
@@ -24,18 +25,6 @@ std::uint64_t file_bytes(const Arena& arena) {
   struct stat status {};
   REQUIRE(::fstat(arena.file(), &status) == 0);
   return static_cast<std::uint64_t>(status.st_blocks) * 512;
-}
-
-template <typename Body>
-int in_child(const Body& body) {
-  const pid_t child = ::fork();
-  if (child == 0) {
-    ::alarm(30);
-    ::_exit(body());
-  }
-  int status = 0;
-  REQUIRE(::waitpid(child, &status, 0) == child);
-  return WIFEXITED(status) ? WEXITSTATUS(status) : 1000 + WTERMSIG(status);
 }
 
 }  // namespace

@@ -9,29 +9,13 @@
 #include "catch.h"
 #include "core/fork_guard.h"
 #include "core/lane.h"
+#include "in_child.h"
 #include "rank_threads.h"
 #include "shm/liveness.h"
 #include "shm/p2p_engine.h"
 
 using namespace horon;
 using namespace horon::testing;
-
-namespace {
-
-// Exit code of a child that runs `body`; it is killed when it takes too long.
-template <typename Body>
-int in_child(const Body& body) {
-  const pid_t child = ::fork();
-  if (child == 0) {
-    ::alarm(30);
-    ::_exit(body());
-  }
-  int status = 0;
-  REQUIRE(::waitpid(child, &status, 0) == child);
-  return WIFEXITED(status) ? WEXITSTATUS(status) : 1000 + WTERMSIG(status);
-}
-
-}  // namespace
 
 TEST_CASE("a child knows that it is one, and so does its child") {
   const std::uint32_t here = fork_generation();
