@@ -98,7 +98,7 @@ class P2pEngine : public std::enable_shared_from_this<P2pEngine> {
   void tell_background();
   void count_background(bool is_counted);
   void background_loop();
-  // The loop of help_until(). Throws with the lock given back.
+  // The loop of help_until(). What it throws may come with the lock or without.
   void help(FunctionRef<bool()> is_done, const std::function<void()>* check_interrupt,
             std::unique_lock<std::mutex>& lock);
   // Calls on_done of what has finished, without the lock, and takes the lock again. `own_helpers`:

@@ -99,7 +99,9 @@ void P2pEngine::help_until(FunctionRef<bool()> is_done,
     help(is_done, check_interrupt, lock);
   } catch (...) {
     interrupt = std::current_exception();
-    lock.lock();
+    if (!lock.owns_lock()) {
+      lock.lock();
+    }
   }
   if (helpers_.fetch_sub(1, std::memory_order_relaxed) == 1 && is_busy()) {
     tell_background();
