@@ -14,6 +14,7 @@
 // and later on all ranks. A rank that shuts down says so first, and only what needs it fails.
 #pragma once
 
+#include <chrono>
 #include <condition_variable>
 #include <deque>
 #include <functional>
@@ -39,6 +40,8 @@
 namespace horon {
 
 // Thread safety: all methods, from any thread.
+// Where to look: named_engine.cc what callers use, named_engine_attend.cc who attends,
+// named_engine_exchange.cc messages and decisions, named_engine_steps.cc what is carried out.
 class NamedEngine {
  public:
   struct Parts {
@@ -86,6 +89,8 @@ class NamedEngine {
 
  private:
   using Operation = std::shared_ptr<NamedOperation>;
+  // How often somebody who waits looks for death, Ctrl-C and stalls.
+  static constexpr std::chrono::milliseconds kLookAround{50};
   enum class Attendant : std::uint8_t { kNone, kForeground, kBackground };
 
   // A batch, or a change of the process sets.

@@ -1,5 +1,7 @@
 #include "named/named_request.h"
 
+#include "core/error.h"
+
 namespace horon {
 
 const char* name(NamedKind kind) {
@@ -82,6 +84,14 @@ std::string key_of(std::int32_t process_set, const std::string& name) {
 
 std::int64_t rows_of(std::int64_t rows, int rank, int n_ranks) {
   return rows / n_ranks + (rank < rows % n_ranks ? 1 : 0);
+}
+
+std::string describe(const NamedRequest& request) {
+  std::string text = concat(name(request.kind), " '", request.name(), "'");
+  if (request.tensors.size() > 1) {
+    text += concat(" and ", request.tensors.size() - 1, " more");
+  }
+  return text;
 }
 
 }  // namespace horon

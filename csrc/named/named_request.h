@@ -81,6 +81,9 @@ inline std::string key_of(const NamedRequest& request) {
   return key_of(request.process_set, request.name());
 }
 
+// "ALLREDUCE 'x' and 3 more".
+std::string describe(const NamedRequest& request);
+
 // Of a process set of `n_ranks` in a reduce-scatter of `rows` rows: the first ranks get one more.
 std::int64_t rows_of(std::int64_t rows, int rank, int n_ranks);
 

@@ -1,0 +1,220 @@
+// NamedEngine: what the attendant exchanges with the other ranks, and who is looked after. Nothing
+// here carries out an operation.
+
+#include "core/error.h"
+#include "core/log.h"
+#include "named/named_engine.h"
+#include "named/stall.h"
+
+namespace horon {
+namespace {
+
+// After this time without an answer, the coordinator is woken to watch over what is announced.
+constexpr std::chrono::milliseconds kPokeAfter{500};
+
+}  // namespace
+
+bool NamedEngine::attend_once(InterruptCheck check_interrupt) {
+  bool did_something = exchange();
+  if (!steps_.empty()) {
+    did_something = true;
+    run_step(check_interrupt);
+  }
+  publish_finished();
+  return did_something;
+}
+
+// Everything but carrying out: never blocks.
+bool NamedEngine::exchange() {
+  if (!is_failed_ && channel_->is_poisoned()) {
+    fail_all(channel_->failure());
+  }
+  try {
+    bool did_something = announce_queued();
+    if (!is_failed_) {
+      did_something = take_messages() || did_something;
+      did_something = deliver_decisions() || did_something;
+      is_flushed_ = channel_->flush();
+    }
+    return did_something;
+  } catch (const std::exception& error) {  // a damaged message, no memory, or a bug
+    fail_all(concat("rank ", rank_, ": ", error.what()));
+    return true;
+  }
+}
+
+bool NamedEngine::announce_queued() {
+  std::vector<Operation> submitted;
+  bool wants_goodbye = false;
+  {
+    const std::lock_guard lock(mutex_);
+    submitted.swap(queue_);
+    wants_goodbye = wants_goodbye_;
+  }
+  if (is_failed_) {
+    for (const Operation& operation : submitted) {
+      finish(operation, failure_of(*operation));
+    }
+    return !submitted.empty();
+  }
+  std::vector<Announcement> announcements;
+  bool is_urgent = false;
+  for (const Operation& operation : submitted) {
+    Announcement& announcement = announcements.emplace_back();
+    std::string key = key_of(*operation->request);
+    if (operation->request->kind == NamedKind::kJoin) {
+      announcement.type = Announcement::Type::kJoin;
+      is_urgent = true;
+    } else {
+      announcement.request = operation->request;
+      announcement.id = cache_.find(*operation->request, key);
+      announcement.type =
+          announcement.id == kNoId ? Announcement::Type::kRequest : Announcement::Type::kKnown;
+      is_urgent = is_urgent || operation->request->process_set != 0;
+    }
+    timeline_.announced(*operation->request);
+    if (announced_.empty()) {
+      waiting_since_ = Clock::now();
+      has_poked_ = false;
+    }
+    announced_[std::move(key)] = operation;
+  }
+  if (wants_goodbye && !has_said_goodbye_) {
+    has_said_goodbye_ = true;
+    announcements.push_back({Announcement::Type::kGoodbye, kNoId, nullptr});
+    is_urgent = true;
+  }
+  if (announcements.empty()) {
+    return false;
+  }
+  if (agreement_) {
+    take_announcements(0, announcements);
+  } else {
+    channel_->send(0, encode(announcements), is_urgent);
+  }
+  return true;
+}
+
+bool NamedEngine::take_messages() {
+  int source = 0;
+  ControlChannel::Bytes bytes;
+  bool any = false;
+  while (channel_->receive(&source, &bytes)) {
+    any = true;
+    if (agreement_) {
+      take_announcements(source, decode_announcements(bytes));
+    } else {
+      apply(decode_decisions(bytes));
+    }
+  }
+  return any;
+}
+
+void NamedEngine::take_announcements(int source, const std::vector<Announcement>& announcements) {
+  const Clock::time_point now = Clock::now();
+  for (const Announcement& announcement : announcements) {
+    switch (announcement.type) {
+      case Announcement::Type::kRequest:
+        agreement_->announce(source, announcement.request, now);
+        break;
+      case Announcement::Type::kKnown:
+        agreement_->announce_known(source, announcement.id, now);
+        break;
+      case Announcement::Type::kJoin:
+        agreement_->join(source);
+        break;
+      case Announcement::Type::kGoodbye:
+        agreement_->depart(source, concat("rank ", source, " has shut down."));
+        break;
+    }
+  }
+}
+
+bool NamedEngine::deliver_decisions() {
+  if (!agreement_) {
+    return false;
+  }
+  std::vector<Decision> decisions = agreement_->take();
+  if (decisions.empty()) {
+    return false;
+  }
+  std::vector<std::vector<const Decision*>> by_rank(static_cast<std::size_t>(n_ranks_));
+  std::vector<Decision> own;
+  bool are_all_for_all = true;
+  for (const Decision& decision : decisions) {
+    are_all_for_all = are_all_for_all && decision.only_ranks.empty() && decision.process_set == 0;
+    const std::vector<int>& ranks = decision.only_ranks.empty()
+                                        ? *agreement_->members(decision.process_set)
+                                        : decision.only_ranks;
+    for (const int rank : ranks) {
+      by_rank[static_cast<std::size_t>(rank)].push_back(&decision);
+    }
+  }
+  ControlChannel::Bytes common;
+  if (are_all_for_all && n_ranks_ > 1) {
+    common = encode(by_rank[0]);
+  }
+  for (int rank = 1; rank < n_ranks_; ++rank) {
+    const auto& part = by_rank[static_cast<std::size_t>(rank)];
+    if (!part.empty()) {
+      channel_->send(rank, are_all_for_all ? common : encode(part), true);
+    }
+  }
+  for (const Decision* decision : by_rank[0]) {
+    own.push_back(*decision);
+  }
+  is_flushed_ = channel_->flush();
+  apply(own);
+  return true;
+}
+
+void NamedEngine::look_around() {
+  last_look_ = Clock::now();
+  if (is_failed_) {
+    return;
+  }
+  if (const std::string failure = channel_->failure(); !failure.empty()) {
+    fail_all(failure);
+    return;
+  }
+  if (agreement_) {
+    report_stalls();
+    return;
+  }
+  if (has_said_goodbye_ && channel_->has_departed(0)) {
+    const std::lock_guard lock(mutex_);
+    has_goodbye_ = true;  // nobody is left to answer
+    return;
+  }
+  if (announced_.empty()) {
+    return;
+  }
+  if (channel_->has_departed(0)) {
+    exchange();  // what it said before it left
+    if (!announced_.empty() && steps_.empty() && !is_failed_) {
+      fail_everything("rank 0, which coordinates, has shut down.");
+    }
+  } else if (!has_poked_ && last_look_ - waiting_since_ > kPokeAfter) {
+    // It may sleep on an announcement that need not have woken it. Now it has to watch over it.
+    has_poked_ = true;
+    channel_->send(0, {}, true);
+    is_flushed_ = channel_->flush();
+  }
+}
+
+void NamedEngine::report_stalls() {
+  const Clock::time_point now = Clock::now();
+  if (options_.stall_shutdown.count() > 0) {
+    agreement_->fail_stalled(now, options_.stall_shutdown);
+    deliver_decisions();
+  }
+  if (options_.stall_check.count() > 0 && now - last_report_ >= options_.stall_check) {
+    const std::string report = stall_report(agreement_->stalled(now, options_.stall_check));
+    if (!report.empty()) {
+      last_report_ = now;
+      log_warning(report);
+    }
+  }
+}
+
+}  // namespace horon

@@ -1,0 +1,315 @@
+// NamedEngine: what was agreed on, in the order in which it is carried out, and how operations end.
+
+#include <algorithm>
+
+#include "core/error.h"
+#include "named/named_engine.h"
+
+namespace horon {
+
+using Sleeper = ControlChannel::Sleeper;
+
+namespace {
+
+std::string describe(const Decision& change) {
+  return concat(change.type == Decision::Type::kSetAdded ? "making" : "removing", " process set ",
+                change.value);
+}
+
+}  // namespace
+
+void NamedEngine::apply(const std::vector<Decision>& decisions) {
+  using Type = Decision::Type;
+  std::vector<BatchTensor> agreed;
+  for (const Decision& decision : decisions) {
+    switch (decision.type) {
+      case Type::kRun:
+      case Type::kRunKnown: {
+        if (decision.type == Type::kRun && decision.id != kNoId) {
+          cache_.define(decision.id, decision.request);
+        }
+        const RequestPtr request =
+            decision.type == Type::kRun ? decision.request : cache_.request(decision.id);
+        const Operation operation = take_announced(key_of(*request));
+        if (operation) {
+          timeline_.agreed(*request);
+        }
+        if (request->kind == NamedKind::kBarrier) {
+          if (operation) {
+            finish(operation);
+          }
+          break;
+        }
+        for (std::size_t tensor = 0; tensor < request->tensors.size(); ++tensor) {
+          agreed.push_back({request, tensor, operation});
+        }
+        break;
+      }
+      case Type::kFail:
+        if (const Operation operation =
+                take_announced(key_of(decision.process_set, decision.name))) {
+          timeline_.agreed(*operation->request);
+          finish(operation, decision.is_usage_error
+                                ? std::make_exception_ptr(UsageError(decision.text))
+                                : std::make_exception_ptr(MismatchError(decision.text)));
+        }
+        break;
+      case Type::kJoined:
+        if (const Operation operation = take_announced(key_of(0, kJoinName))) {
+          operation->value = decision.value;
+          finish(operation);
+        }
+        break;
+      case Type::kSetAdded:
+      case Type::kSetRemoved:
+      case Type::kGoodbye: {
+        plan(&agreed);
+        Step step;
+        step.change = decision;
+        if (decision.request) {
+          step.operation = take_announced(key_of(*decision.request));
+        }
+        steps_.push_back(std::move(step));
+        break;
+      }
+    }
+  }
+  plan(&agreed);
+}
+
+// Appends what was agreed on to the steps.
+void NamedEngine::plan(std::vector<BatchTensor>* agreed) {
+  if (agreed->empty()) {
+    return;
+  }
+  timeline_.mark_cycle();
+  std::vector<FusionItem> items;
+  items.reserve(agreed->size());
+  for (const BatchTensor& tensor : *agreed) {
+    items.push_back({tensor.request.get(), tensor.tensor});
+  }
+  for (const Batch& batch : plan_fusion(items, options_.fusion)) {
+    Step step;
+    for (const std::size_t index : batch) {
+      step.batch.push_back(std::move((*agreed)[index]));
+    }
+    steps_.push_back(std::move(step));
+  }
+  agreed->clear();
+}
+
+NamedEngine::Operation NamedEngine::take_announced(const std::string& key) {
+  const auto found = announced_.find(key);
+  if (found == announced_.end()) {
+    return nullptr;
+  }
+  Operation operation = std::move(found->second);
+  announced_.erase(found);
+  waiting_since_ = Clock::now();
+  return operation;
+}
+
+void NamedEngine::run_step(InterruptCheck check_interrupt) {
+  // Whoever takes part in this has to have been told before this rank waits for it.
+  flush_all();
+  if (is_failed_) {
+    return;
+  }
+  const Step& step = steps_.front();
+  const auto what = [&] {
+    return step.batch.empty() ? describe(step.change) : describe(*step.batch.front().request);
+  };
+  try {
+    step.batch.empty() ? change_sets(step) : run_batch(step.batch, check_interrupt);
+  } catch (const Error& error) {
+    fail_all(concat("rank ", rank_, ": ", what(), ": ", error.what()));
+  } catch (const std::exception& error) {
+    // What a signal handler raised, where there is one; else what broke the batch.
+    fail_all(concat("rank ", rank_, " gave up ", what(), ": ", error.what()));
+    if (check_interrupt != nullptr) {
+      publish_finished();
+      throw;
+    }
+  }
+  if (!steps_.empty()) {
+    steps_.pop_front();
+  }
+}
+
+void NamedEngine::flush_all() {
+  while (!channel_->flush()) {
+    const std::uint32_t seen = channel_->events();
+    if (channel_->flush() || channel_->spin(seen)) {
+      continue;
+    }
+    channel_->sleep(Sleeper::kForeground, seen, kLookAround);
+    look_around();
+    if (is_failed_) {
+      return;
+    }
+  }
+  is_flushed_ = true;
+}
+
+void NamedEngine::run_batch(const std::vector<BatchTensor>& batch, InterruptCheck check_interrupt) {
+  const NamedRequest& request = *batch.front().request;
+  const auto found = executors_.find(request.process_set);
+  HORON_CHECK(found != executors_.end(), "process set ", request.process_set, " has no lane");
+  int root = 0;
+  if (request.kind == NamedKind::kBroadcast) {
+    const std::vector<int> ranks = process_set_ranks(request.process_set);
+    root = static_cast<int>(std::find(ranks.begin(), ranks.end(), request.root) - ranks.begin());
+  }
+  if (timeline_.is_on()) {
+    for (const BatchTensor& tensor : batch) {
+      timeline_.begin(*tensor.request, tensor.tensor);
+    }
+  }
+  std::exception_ptr error;
+  try {
+    const WaitContext context{Deadline::after(options_.timeout), check_interrupt};
+    found->second->run(batch, root, context);
+  } catch (const MismatchError& mismatch) {
+    error =
+        std::make_exception_ptr(MismatchError(concat(describe(request), ": ", mismatch.what())));
+  }
+  if (timeline_.is_on()) {
+    for (const BatchTensor& tensor : batch) {
+      timeline_.end(*tensor.request, tensor.tensor);
+    }
+  }
+  for (const BatchTensor& tensor : batch) {
+    if (tensor.operation && (error || --tensor.operation->unfinished_tensors == 0)) {
+      finish(tensor.operation, error);
+    }
+  }
+}
+
+void NamedEngine::change_sets(const Step& step) {
+  const Decision& change = step.change;
+  switch (change.type) {
+    case Decision::Type::kSetAdded:
+      add_set(change.value, {change.request->ranks.begin(), change.request->ranks.end()});
+      break;
+    case Decision::Type::kSetRemoved:
+      remove_set(change.value);
+      break;
+    default: {
+      const std::lock_guard lock(mutex_);
+      has_goodbye_ = true;
+      changed_.notify_all();
+    }
+  }
+  if (step.operation) {
+    step.operation->value = change.value;
+    finish(step.operation);
+  }
+}
+
+void NamedEngine::add_set(int id, const std::vector<int>& ranks) {
+  const auto place = std::find(ranks.begin(), ranks.end(), rank_);
+  std::shared_ptr<ProcessSetLane> lane;
+  if (place != ranks.end()) {
+    lane = make_lane_(id, ranks);
+    executors_[id] = std::make_unique<BatchExecutor>(lane, static_cast<int>(place - ranks.begin()),
+                                                     static_cast<int>(ranks.size()), make_buffer_);
+  }
+  const std::lock_guard lock(mutex_);
+  sets_[id] = ranks;
+  if (lane) {
+    lanes_[id] = lane;
+  }
+}
+
+void NamedEngine::remove_set(int id) {
+  {
+    const std::lock_guard lock(mutex_);
+    sets_.erase(id);
+    lanes_.erase(id);
+  }
+  cache_.forget(id);
+  const auto found = executors_.find(id);
+  if (found != executors_.end()) {
+    found->second->lane().shutdown();
+    executors_.erase(found);
+  }
+}
+
+std::exception_ptr NamedEngine::failure_of(const NamedOperation& operation) const {
+  std::string reason;
+  {
+    const std::lock_guard lock(mutex_);
+    reason = failure_;
+  }
+  return std::make_exception_ptr(GroupError(concat(describe(*operation.request), ": ", reason)));
+}
+
+// Ends it for all ranks.
+void NamedEngine::fail_all(const std::string& reason) {
+  if (is_failed_) {
+    return;
+  }
+  channel_->poison(reason);
+  fail_everything(channel_->is_poisoned() ? channel_->failure() : reason);
+  abort_lanes(reason);
+}
+
+// Here only.
+void NamedEngine::fail_everything(const std::string& reason) {
+  is_failed_ = true;
+  std::vector<Operation> queued;
+  {
+    const std::lock_guard lock(mutex_);
+    if (failure_.empty()) {
+      failure_ = reason;
+    }
+    queued.swap(queue_);
+    changed_.notify_all();
+  }
+  for (const Operation& operation : queued) {
+    finish(operation, failure_of(*operation));
+  }
+  for (const auto& [key, operation] : announced_) {
+    finish(operation, failure_of(*operation));
+  }
+  announced_.clear();
+  for (const Step& step : steps_) {
+    if (step.operation) {
+      finish(step.operation, failure_of(*step.operation));
+    }
+    for (const BatchTensor& tensor : step.batch) {
+      if (tensor.operation) {
+        finish(tensor.operation, failure_of(*tensor.operation));
+      }
+    }
+  }
+  steps_.clear();
+  publish_finished();
+}
+
+void NamedEngine::finish(const Operation& operation, std::exception_ptr error) {
+  if (!operation->is_finished) {
+    operation->is_finished = true;
+    operation->error = std::move(error);
+    finished_.push_back(operation);
+  }
+}
+
+void NamedEngine::publish_finished() {
+  if (finished_.empty()) {
+    return;
+  }
+  const std::lock_guard lock(mutex_);
+  for (const Operation& operation : finished_) {
+    operation->is_done = true;
+    for (const TensorSpec& tensor : operation->request->tensors) {
+      in_flight_.erase(key_of(operation->request->process_set, tensor.name));
+    }
+  }
+  finished_.clear();
+  if (n_waiters_ > 0) {
+    changed_.notify_all();
+  }
+}
+
+}  // namespace horon
