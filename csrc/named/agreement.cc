@@ -40,8 +40,9 @@ struct Agreement::Pending {
   Clock::time_point since;
 };
 
-Agreement::Agreement(int n_ranks)
+Agreement::Agreement(int n_ranks, bool join_everything)
     : n_ranks_(n_ranks),
+      join_everything_(join_everything),
       joined_(static_cast<std::size_t>(n_ranks)),
       departed_(static_cast<std::size_t>(n_ranks)) {
   ProcessSet world;
@@ -183,16 +184,52 @@ void Agreement::settle(Pending& pending) {
     add_process_set(pending);
   } else if (pending.request->kind == NamedKind::kRemoveProcessSet) {
     remove_process_set(pending);
-  } else if (pending.request->kind == NamedKind::kBroadcast &&
-             joined_[static_cast<std::size_t>(pending.request->root)] &&
-             !pending.has_announced[static_cast<std::size_t>(
-                 pending.set->index_of[static_cast<std::size_t>(pending.request->root)])]) {
-    fail(pending, concat("BROADCAST '", pending.request->name(), "': its root, rank ",
-                         pending.request->root, ", has joined and has nothing to send."));
+  } else if (const std::string refusal = refuse_join(pending); !refusal.empty()) {
+    fail(pending, refusal);
   } else {
     run(pending);
   }
   close(pending);
+}
+
+std::string Agreement::refuse_join(const Pending& pending) const {
+  const NamedRequest& request = *pending.request;
+  if (pending.n_announced == static_cast<int>(pending.set->ranks.size())) {
+    return {};
+  }
+  const char* name = nullptr;
+  switch (request.kind) {
+    case NamedKind::kAllGather:
+      name = "Allgather";
+      break;
+    case NamedKind::kBroadcast:
+      name = "Broadcast";
+      break;
+    case NamedKind::kReduceScatter:
+      name = "Reducescatter";
+      break;
+    case NamedKind::kAllToAll:
+      name = "Alltoall";
+      break;
+    default:
+      return {};
+  }
+  if (!join_everything_) {
+    return concat(name, " is not supported with Join at this time: '", request.name(), "', which ",
+                  name_ranks(joined_members(pending)),
+                  " can not announce after join(). With HORON_JOIN_ALL_OPERATIONS=1 they take part "
+                  "with no rows.",
+                  request.kind == NamedKind::kAllGather
+                      ? " Specify sparse_as_dense=True if using DistributedOptimizer."
+                      : "");
+  }
+  if (request.kind == NamedKind::kBroadcast &&
+      !pending.has_announced[static_cast<std::size_t>(
+          pending.set->index_of[static_cast<std::size_t>(request.root)])]) {
+    return concat("BROADCAST '", request.name(), "': its root, rank ", request.root,
+                  ", has joined and has nothing to send.");
+  }
+  return {};
 }
 
 void Agreement::run(Pending& pending) {
@@ -405,6 +442,12 @@ std::vector<int> Agreement::announcers(const Pending& pending) const {
       ranks.push_back(pending.set->ranks[index]);
     }
   }
+  return ranks;
+}
+
+std::vector<int> Agreement::joined_members(const Pending& pending) const {
+  std::vector<int> ranks = pending.set->ranks;
+  std::erase_if(ranks, [&](int rank) { return !joined_[static_cast<std::size_t>(rank)]; });
   return ranks;
 }
 

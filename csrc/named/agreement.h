@@ -32,13 +32,15 @@ namespace horon {
 // Thread safety: none. No I/O: time comes in as an argument.
 class Agreement {
  public:
-  explicit Agreement(int n_ranks);
+  // With `join_everything` ranks that have joined take part in every kind of operation; otherwise,
+  // as in Horovod, only in reductions and barriers, and the others fail.
+  explicit Agreement(int n_ranks, bool join_everything = false);
   ~Agreement();
 
   // What `rank` says. Throws Error for what no healthy rank would say.
   void announce(int rank, const RequestPtr& request, Clock::time_point now);
   void announce_known(int rank, RequestId id, Clock::time_point now);
-  // The rank has no more data: from now on it takes part in everything, with zeros, until all
+  // The rank has no more data: from now on it takes part without being asked, with zeros, until all
   // others have joined, too.
   void join(int rank);
   // The rank leaves; `reason` goes to whom it lets down.
@@ -75,6 +77,8 @@ class Agreement {
   void add(Pending& pending, int rank, const RequestPtr& request, Clock::time_point now);
   bool is_complete(const Pending& pending) const;
   void settle(Pending& pending);
+  // Why joined ranks can't take part; empty if they can, or if there are none.
+  std::string refuse_join(const Pending& pending) const;
   void run(Pending& pending);
   void add_process_set(const Pending& pending);
   void remove_process_set(const Pending& pending);
@@ -88,8 +92,10 @@ class Agreement {
   void settle_all();
   std::vector<int> announcers(const Pending& pending) const;
   std::vector<int> missing(const Pending& pending) const;
+  std::vector<int> joined_members(const Pending& pending) const;
 
   const int n_ranks_;
+  const bool join_everything_;
   std::map<int, ProcessSet> sets_;
   int next_set_ = 1;
   std::unordered_map<std::string, std::unique_ptr<Pending>> pending_;  // by key_of

@@ -69,6 +69,9 @@ NamedOptions NamedOptions::from_environment() {
   if (const auto time = read_number("STALL_SHUTDOWN_TIME_SECONDS", "seconds")) {
     options.stall_shutdown = std::chrono::seconds(std::min(*time, kMaxSeconds));
   }
+  if (const auto is_on = read_number("JOIN_ALL_OPERATIONS", "0 or 1")) {
+    options.join_everything = *is_on != 0;
+  }
   return options;
 }
 

@@ -19,6 +19,9 @@ struct NamedOptions {
   std::chrono::seconds stall_check{60};
   // And after this time it fails. 0: never. HORON_STALL_SHUTDOWN_TIME_SECONDS, default 0.
   std::chrono::seconds stall_shutdown{0};
+  // Whether ranks that have joined take part in every kind of operation, with no rows, and not only
+  // in reductions, with zeros. Rank 0's counts. HORON_JOIN_ALL_OPERATIONS, default 0.
+  bool join_everything = false;
 
   // Defaults, overridden by the environment: HORON_ names, or else HOROVOD_ ones. Throws UsageError
   // for values that make no sense.

@@ -134,7 +134,7 @@ TEST_CASE("named agreement: what comes again gets a number, what comes once does
   REQUIRE_THROWS_AS(agreement.announce_known(0, 1, kStart), Error);
 }
 
-TEST_CASE("named agreement: joined ranks take part in everything") {
+TEST_CASE("named agreement: joined ranks take part in reductions") {
   Agreement agreement(3);
   agreement.announce(0, request("x"), kStart);
   agreement.join(2);
@@ -150,6 +150,51 @@ TEST_CASE("named agreement: joined ranks take part in everything") {
   REQUIRE_FALSE(agreement.is_waiting());
   agreement.announce(0, request("x"), kStart);
   REQUIRE(agreement.take().empty());
+}
+
+TEST_CASE("named agreement: what joined ranks take part in") {
+  using Type = Decision::Type;
+  struct Case {
+    NamedKind kind;
+    const char* refusal;  // null: they always take part
+  };
+  const auto c = GENERATE(Case{NamedKind::kAllReduce, nullptr}, Case{NamedKind::kBarrier, nullptr},
+                          Case{NamedKind::kAllGather, "Allgather is not supported with Join"},
+                          Case{NamedKind::kBroadcast, "Broadcast is not supported with Join"},
+                          Case{NamedKind::kReduceScatter, "Reducescatter is not supported"},
+                          Case{NamedKind::kAllToAll, "Alltoall is not supported with Join"});
+  const bool join_everything = GENERATE(false, true);
+  Agreement agreement(3, join_everything);
+  const auto what = request("x");
+  what->kind = c.kind;
+  agreement.join(2);
+  agreement.announce(0, what, kStart);
+  agreement.announce(1, what, kStart);
+  const Decision decision = agreement.take().at(0);
+  if (c.refusal == nullptr || join_everything) {
+    REQUIRE(decision.type == Type::kRun);
+  } else {
+    REQUIRE(decision.type == Type::kFail);
+    REQUIRE(decision.text.find(c.refusal) != std::string::npos);
+    REQUIRE(decision.text.find("rank 2") != std::string::npos);
+  }
+  // The name is free again, and the others can finish.
+  agreement.announce(0, what, kStart);
+  agreement.announce(1, what, kStart);
+  REQUIRE(agreement.take().at(0).type == decision.type);
+  agreement.join(0);
+  agreement.join(1);
+  REQUIRE(agreement.take().at(0).type == Type::kJoined);
+}
+
+TEST_CASE("named agreement: a joined root has nothing to broadcast") {
+  Agreement agreement(2, true);
+  const auto what = request("x");
+  what->kind = NamedKind::kBroadcast;
+  what->root = 1;
+  agreement.join(1);
+  agreement.announce(0, what, kStart);
+  REQUIRE(agreement.take().at(0).type == Decision::Type::kFail);
 }
 
 TEST_CASE("named agreement: process sets come and go") {
