@@ -31,8 +31,9 @@ Timeline::~Timeline() { stop(); }
 void Timeline::start(const std::string& path, int rank, bool mark_cycles) {
   const std::lock_guard lock(mutex_);
   if (file_) {
-    throw UsageError("a timeline is being written already; stop it first.");
+    finish();
   }
+  is_on_.store(false, std::memory_order_relaxed);
   file_.reset(std::fopen(path.c_str(), "w"));
   if (!file_) {
     throw UsageError(concat("the timeline can not be written to '", path,
@@ -44,6 +45,13 @@ void Timeline::start(const std::string& path, int rank, bool mark_cycles) {
   rank_ = rank;
   mark_cycles_ = mark_cycles;
   is_first_ = true;
+  const auto epoch = std::chrono::system_clock::now().time_since_epoch();
+  const auto epoch_us = std::chrono::duration_cast<std::chrono::microseconds>(epoch).count();
+  std::fprintf(file_.get(),
+               "{\"ph\":\"M\",\"name\":\"process_name\",\"pid\":%d,\"args\":{\"name\":\"rank %d\","
+               "\"start_time_since_epoch_in_micros\":%lld}}",
+               rank_, rank_, static_cast<long long>(epoch_us));
+  is_first_ = false;
   is_on_.store(true, std::memory_order_relaxed);
 }
 
@@ -53,6 +61,10 @@ void Timeline::stop() {
     return;
   }
   is_on_.store(false, std::memory_order_relaxed);
+  finish();
+}
+
+void Timeline::finish() {
   std::fputs("\n]\n", file_.get());
   file_.reset();
 }

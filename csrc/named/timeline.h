@@ -20,7 +20,7 @@ class Timeline {
  public:
   ~Timeline();
 
-  // Throws UsageError when the file can not be written, or a trace is running.
+  // A trace that is running ends first. Throws UsageError when the file can not be written.
   void start(const std::string& path, int rank, bool mark_cycles);
   void stop();
   bool is_on() const { return is_on_.load(std::memory_order_relaxed); }
@@ -40,6 +40,8 @@ class Timeline {
   // Requires the lock.
   void write(const char* phase, const std::string& tensor, const std::string& name);
   int row_of(const std::string& tensor);
+  // Ends the file. Requires the lock, and a file.
+  void finish();
 
   std::atomic<bool> is_on_{false};  // changed under mutex_; relaxed: a late event may be missed
   std::mutex mutex_;

@@ -162,13 +162,23 @@ def test_sparse_allreduce(size: int) -> None:
 
 def _timeline(rank: int, size: int, folder: str) -> None:
     with horovod() as hvd:
-        path = Path(folder) / f"rank{rank}.json"
-        hvd.start_timeline(str(path), mark_cycles=True)
-        hvd.allreduce(torch.ones(3), name="seen")
-        hvd.stop_timeline()
+        # All ranks name one file, and rank 0 writes it. A second start goes on with another one.
+        for number in range(3):
+            path = Path(folder) / f"{number}.json"
+            hvd.start_timeline(str(path), mark_cycles=number > 0)
+            hvd.start_timeline(str(path), mark_cycles=number > 0)
+            hvd.allreduce(torch.ones(3), name="seen")
+            if number != 1:
+                hvd.stop_timeline()
         hvd.barrier()
-        assert "allreduce.seen" in path.read_text()
-        json.loads(path.read_text())
+        for number in range(3):
+            text = (Path(folder) / f"{number}.json").read_text()
+            events = json.loads(text)
+            for seen in ("allreduce.seen", "NEGOTIATE_ALLREDUCE", "start_time_since_epoch_in_micros"):
+                assert seen in text, (number, seen)
+            assert ("CYCLE_START" in text) == (number > 0)
+            rows = [event for event in events if event["ph"] in "BE" and event["name"] == "ALLREDUCE"]
+            assert [event["ph"] for event in rows] == ["B", "E"] and {event["pid"] for event in rows} == {0}
 
 
 def test_timeline(tmp_path: Path) -> None:
