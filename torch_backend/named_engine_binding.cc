@@ -9,6 +9,7 @@
 
 #include "core/error.h"
 #include "errors.h"
+#include "named_calls.h"
 #include "named_engine_host.h"
 
 namespace py = pybind11;
@@ -74,7 +75,8 @@ void bind_named_engine(py::module_& module) {
   using Host = NamedEngineHost;
   using Names = std::vector<std::string>;
   using NoGil = py::call_guard<py::gil_scoped_release>;
-  py::register_exception<InternalError>(module, "HorovodInternalError", PyExc_RuntimeError);
+  static const py::handle internal_error =
+      py::register_exception<InternalError>(module, "HorovodInternalError", PyExc_RuntimeError);
   py::class_<Host, std::shared_ptr<Host>>(module, "NamedEngine")
       .def(py::init(&make), py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("timeout"),
            py::arg("make_gloo"))
@@ -173,7 +175,7 @@ void bind_named_engine(py::module_& module) {
       .def(
           "start_timeline",
           [](Host& self, const std::string& path, bool mark_cycles) {
-            translating([&] { self.engine().timeline().start(path, self.rank(), mark_cycles); });
+            translating([&] { self.start_timeline(path, mark_cycles); });
           },
           py::arg("path"), py::arg("mark_cycles") = false, NoGil())
       .def(
@@ -187,6 +189,11 @@ void bind_named_engine(py::module_& module) {
             translating([&] { self.engine().abort(reason); });
           },
           py::arg("reason"), NoGil())
+      .def("calls",
+           [](const std::shared_ptr<Host>& self) { return make_named_calls(self, internal_error); })
+      .def(
+          "handles",
+          [](Host& self) { return translating([&] { return self.engine().handles(); }); }, NoGil())
       .def_property_readonly("is_running", [](Host& self) { return self.engine().is_running(); });
 }
 

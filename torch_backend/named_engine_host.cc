@@ -130,15 +130,44 @@ std::uint64_t NamedEngineHost::submit(const OperationPtr& operation, bool will_w
 
 bool NamedEngineHost::poll(std::uint64_t handle) const { return engine().poll(handle); }
 
-TensorList NamedEngineHost::wait(std::uint64_t handle) {
+OperationPtr NamedEngineHost::make_allreduce(int process_set, const at::Tensor& tensor,
+                                             const at::Tensor& output, std::string_view name,
+                                             const Reduced& how) {
+  if (const RequestPtr known = recent_.find(name, tensor, how, process_set)) {
+    if (OperationPtr again = named_allreduce_again(known, tensor, output)) {
+      return again;
+    }
+  }
+  OperationPtr operation =
+      named_allreduce(view(process_set), {tensor}, {output}, {std::string(name)}, how);
+  operation->is_plain = true;
+  recent_.keep(operation->request);
+  return operation;
+}
+
+OperationPtr NamedEngineHost::take(std::uint64_t handle) {
   const InterruptScope interrupts;
-  const auto done = engine().wait(handle, interrupt_check());
+  auto done = engine().wait(handle, interrupt_check());
   stay_if_process_exits();
   interrupts.rethrow();
-  if (done->error) {
+  if (done && done->error) {
     std::rethrow_exception(done->error);
   }
-  return static_cast<TensorOperation&>(*done).take_results();
+  return std::static_pointer_cast<TensorOperation>(std::move(done));
+}
+
+TensorList NamedEngineHost::wait(std::uint64_t handle) {
+  const OperationPtr done = take(handle);
+  if (!done) {
+    throw UsageError(unknown_handle(handle));
+  }
+  return done->take_results();
+}
+
+void NamedEngineHost::start_timeline(const std::string& path, bool mark_cycles) {
+  if (rank_ == 0) {
+    engine().timeline().start(path, rank_, mark_cycles);
+  }
 }
 
 std::uint64_t NamedEngineHost::join() {
@@ -178,6 +207,7 @@ bool NamedEngineHost::remove_process_set(int id) {
   if (id == 0 || std::find(known.begin(), known.end(), id) == known.end()) {
     return false;
   }
+  recent_.clear();  // their process set is not looked at again
   const std::string name = "horon.process_set.remove";
   change_sets(named_signal(NamedKind::kRemoveProcessSet, 0,
                            concat(name, '.', engine().next_number(name)), {}, id));

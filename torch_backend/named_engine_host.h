@@ -10,6 +10,7 @@
 #include "core/fork_guard.h"
 #include "named/named_engine.h"
 #include "named_operation_builder.h"
+#include "recent_requests.h"
 
 namespace horon::torch_backend {
 
@@ -28,14 +29,23 @@ class NamedEngineHost {
   // Throws UsageError when there is no such set.
   SetView view(int process_set) const;
 
+  // Of one tensor. Never blocks; the GIL may be held.
+  OperationPtr make_allreduce(int process_set, const at::Tensor& tensor, const at::Tensor& output,
+                              std::string_view name, const Reduced& how);
   std::uint64_t submit(const OperationPtr& operation, bool will_wait);
   bool poll(std::uint64_t handle) const;
-  // Throws the operation's error.
+  // Blocks until it is done, and forgets the handle; null for one that is unknown. Throws the
+  // operation's error.
+  OperationPtr take(std::uint64_t handle);
+  // Its results. Throws UsageError for an unknown handle.
   TensorList wait(std::uint64_t handle);
   std::uint64_t join();
   std::uint64_t barrier(int process_set);
   int add_process_set(std::vector<int> ranks);
   bool remove_process_set(int id);
+  // On rank 0, as in Horovod: all ranks may be given one path. Throws UsageError when the file can
+  // not be written.
+  void start_timeline(const std::string& path, bool mark_cycles);
   // Throws in a forked child.
   NamedEngine& engine() const;
   int rank() const { return rank_; }
@@ -47,6 +57,7 @@ class NamedEngineHost {
   const int rank_;
   const int size_;
   std::unique_ptr<NamedEngine> engine_;
+  RecentRequests recent_;
 };
 
 }  // namespace horon::torch_backend

@@ -182,6 +182,28 @@ OperationPtr named_allreduce(const SetView& set, const TensorList& tensors,
   return builder.finish();
 }
 
+OperationPtr named_allreduce_again(const RequestPtr& request, const at::Tensor& tensor,
+                                   const at::Tensor& output) {
+  const auto is_easy = [](const at::Tensor& one) {
+    return one.layout() == c10::kStrided && one.is_cpu() && is_plain(one);
+  };
+  if (!is_easy(tensor) || (!output.is_same(tensor) &&
+                           !(is_easy(output) && output.sizes() == tensor.sizes() &&
+                             output.scalar_type() == tensor.scalar_type()))) {
+    return nullptr;
+  }
+  auto operation = std::make_shared<TensorOperation>();
+  operation->request = request;
+  operation->is_plain = true;
+  operation->rows.push_back(0);
+  operation->inputs.push_back(tensor);
+  operation->outputs.push_back(output);
+  operation->written.push_back(output);
+  operation->tensors.push_back(
+      {{data_of(tensor), tensor.nbytes()}, {data_of(output), output.nbytes()}});
+  return operation;
+}
+
 OperationPtr named_allgather(const SetView& set, const TensorList& tensors,
                              const std::vector<std::string>& names) {
   check_names(NamedKind::kAllGather, tensors.size(), names);
@@ -235,7 +257,11 @@ OperationPtr named_reducescatter(const SetView& set, const TensorList& tensors,
                                  const std::vector<std::string>& names, const Reduced& how) {
   constexpr NamedKind kKind = NamedKind::kReduceScatter;
   check_names(kKind, tensors.size(), names);
-  TORCH_CHECK_VALUE(how.op == 0 || how.op == 1,
+  const auto op = static_cast<NamedOp>(how.op);
+  // A RuntimeError, as Horovod's.
+  TORCH_CHECK_NOT_IMPLEMENTED(op != NamedOp::kAdasum,
+                              "horon: REDUCESCATTER: Adasum is not supported.");
+  TORCH_CHECK_VALUE(op == NamedOp::kAverage || op == NamedOp::kSum,
                     "horon: REDUCESCATTER: only Average and Sum are supported.");
   Builder builder(kKind, set);
   const auto place = static_cast<int>(

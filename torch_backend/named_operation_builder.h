@@ -22,6 +22,7 @@ class TensorOperation final : public NamedOperation {
   // when the operation has succeeded.
   TensorList take_results();
 
+  bool is_plain = false;  // the caller gets a tensor, not a list
   TensorList inputs;   // contiguous
   TensorList outputs;  // the caller's; made by allocate() where sizes are not known before
   TensorList written;  // contiguous; the same as outputs, or stand-ins
@@ -46,6 +47,9 @@ using OperationPtr = std::shared_ptr<TensorOperation>;
 OperationPtr named_allreduce(const SetView& set, const TensorList& tensors,
                              const TensorList& outputs, const std::vector<std::string>& names,
                              const Reduced& how);
+// The same request with a tensor of the same shape and dtype; null if that needs a closer look.
+OperationPtr named_allreduce_again(const RequestPtr& request, const at::Tensor& tensor,
+                                   const at::Tensor& output);
 OperationPtr named_allgather(const SetView& set, const TensorList& tensors,
                              const std::vector<std::string>& names);
 OperationPtr named_broadcast(const SetView& set, const at::Tensor& tensor, const at::Tensor& output,

@@ -19,6 +19,10 @@ const std::string& shut_down_text() {
 
 }  // namespace
 
+std::string unknown_handle(std::uint64_t handle) {
+  return concat("Handle ", handle, " was not created or has been cleared.");
+}
+
 NamedEngine::NamedEngine(Parts parts, const NamedOptions& options)
     : rank_(parts.rank),
       n_ranks_(parts.n_ranks),
@@ -32,7 +36,7 @@ NamedEngine::NamedEngine(Parts parts, const NamedOptions& options)
   std::vector<int> world(static_cast<std::size_t>(n_ranks_));
   std::iota(world.begin(), world.end(), 0);
   if (rank_ == 0) {
-    agreement_ = std::make_unique<Agreement>(n_ranks_);
+    agreement_ = std::make_unique<Agreement>(n_ranks_, options_.join_everything);
   }
   add_set(0, world);
   compare_settings();
@@ -87,15 +91,37 @@ std::uint64_t NamedEngine::submit(const Operation& operation, bool will_wait) {
     }
   }
   operations_[handle] = operation;
+  const bool is_first = queue_.empty();
   queue_.push_back(operation);
-  if (attendant_ != Attendant::kNone) {
-    if (!will_wait) {
+  if (will_wait && attendant_ != Attendant::kForeground) {
+    return handle;
+  }
+  if (is_first) {
+    queued_bytes_ = 0;
+    gather_until_ = Clock::now() + kGather;
+  }
+  const bool had_enough = queued_bytes_ >= kGatherBytes;
+  for (const NamedOperation::Tensor& tensor : operation->tensors) {
+    queued_bytes_ += tensor.input.bytes;
+  }
+  const bool has_enough = !had_enough && queued_bytes_ >= kGatherBytes;
+  if (has_enough) {
+    gather_until_ = {};
+  }
+  if (is_first || has_enough) {
+    if (attendant_ != Attendant::kNone) {
       channel_->wake();
+    } else if (n_waiters_ == 0) {
+      call_background();
     }
-  } else if (n_waiters_ == 0 && !will_wait) {
-    call_background();
   }
   return handle;
+}
+
+// Requires the mutex. How long the queue may still be left alone.
+std::chrono::nanoseconds NamedEngine::gather_time() const {
+  return queue_.empty() || n_waiters_ > 0 ? std::chrono::nanoseconds(0)
+                                          : gather_until_ - Clock::now();
 }
 
 void NamedEngine::call_background() {
@@ -109,9 +135,18 @@ bool NamedEngine::poll(std::uint64_t handle) const {
   const std::lock_guard lock(mutex_);
   const auto found = operations_.find(handle);
   if (found == operations_.end()) {
-    throw UsageError(concat("handle ", handle, " is unknown, or was waited for already."));
+    throw UsageError(unknown_handle(handle));
   }
   return found->second->is_done;
+}
+
+std::vector<std::uint64_t> NamedEngine::handles() const {
+  const std::lock_guard lock(mutex_);
+  std::vector<std::uint64_t> handles;
+  for (const auto& [handle, operation] : operations_) {
+    handles.push_back(handle);
+  }
+  return handles;
 }
 
 std::shared_ptr<NamedOperation> NamedEngine::wait(std::uint64_t handle,
@@ -121,7 +156,7 @@ std::shared_ptr<NamedOperation> NamedEngine::wait(std::uint64_t handle,
     const std::lock_guard lock(mutex_);
     const auto found = operations_.find(handle);
     if (found == operations_.end()) {
-      throw UsageError(concat("handle ", handle, " is unknown, or was waited for already."));
+      return nullptr;
     }
     operation = found->second;
   }

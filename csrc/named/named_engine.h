@@ -39,6 +39,9 @@
 
 namespace horon {
 
+// What to say of a handle that is unknown, or was waited for already.
+std::string unknown_handle(std::uint64_t handle);
+
 // Thread safety: all methods, from any thread.
 // Where to look: named_engine.cc what callers use, named_engine_attend.cc who attends,
 // named_engine_exchange.cc messages and decisions, named_engine_steps.cc what is carried out.
@@ -69,8 +72,11 @@ class NamedEngine {
   bool poll(std::uint64_t handle) const;
 
   // Blocks until it is done, removes the handle, and returns the operation, whose error is set if
-  // it failed. Throws UsageError for an unknown handle, and what `check_interrupt` throws.
+  // it failed; null for an unknown handle. Throws what `check_interrupt` throws.
   std::shared_ptr<NamedOperation> wait(std::uint64_t handle, InterruptCheck check_interrupt);
+
+  // Of operations that were not waited for.
+  std::vector<std::uint64_t> handles() const;
 
   // Members of a process set, sorted. Throws UsageError when there is none.
   std::vector<int> process_set_ranks(int process_set) const;
@@ -91,6 +97,11 @@ class NamedEngine {
   using Operation = std::shared_ptr<NamedOperation>;
   // How often somebody who waits looks for death, Ctrl-C and stalls.
   static constexpr std::chrono::milliseconds kLookAround{50};
+  // How long the background thread leaves a burst of submissions alone, so that it travels in few
+  // messages and batches. Whoever waits does not wait for that.
+  static constexpr std::chrono::microseconds kGather{150};
+  // Unless as many bytes have come: they are worth a start.
+  static constexpr std::uint64_t kGatherBytes = std::uint64_t{1} << 20;
   enum class Attendant : std::uint8_t { kNone, kForeground, kBackground };
 
   // A batch, or a change of the process sets.
@@ -109,6 +120,7 @@ class NamedEngine {
   void leave();
   void hand_on();
   void call_background();
+  std::chrono::nanoseconds gather_time() const;
   void compare_settings();
   void background_loop();
   std::uint32_t attend_in_background();
@@ -116,9 +128,10 @@ class NamedEngine {
   void end();
 
   // All below: the attendant's.
-  bool attend_once(InterruptCheck check_interrupt);
-  bool exchange();
-  bool announce_queued();
+  // With `gathers` what was submitted just now is left for later.
+  bool attend_once(InterruptCheck check_interrupt, bool gathers = false);
+  bool exchange(bool gathers = false);
+  bool announce_queued(bool gathers);
   bool take_messages();
   void take_announcements(int source, const std::vector<Announcement>& announcements);
   bool deliver_decisions();
@@ -152,6 +165,8 @@ class NamedEngine {
   // Guarded by mutex_:
   std::condition_variable changed_;  // for waiters: something is done, or nobody attends
   std::vector<Operation> queue_;
+  std::uint64_t queued_bytes_ = 0;
+  Clock::time_point gather_until_;  // of what is in the queue; see kGather
   std::unordered_set<std::string> in_flight_;  // keys of all tensors
   std::unordered_map<std::uint64_t, Operation> operations_;
   std::uint64_t next_handle_ = 1;

@@ -141,9 +141,11 @@ void NamedEngine::background_loop() {
         continue;  // to sleep until they are done
       }
       if (!queue_.empty()) {
-        continue;
-      }
-      if (!in_flight_.empty() || (agreement_ && agreement_->is_waiting())) {
+        limit = gather_time();
+        if (limit.count() <= 0) {
+          continue;
+        }
+      } else if (!in_flight_.empty() || (agreement_ && agreement_->is_waiting())) {
         limit = kLookAround;
       }
     }
@@ -163,7 +165,7 @@ std::uint32_t NamedEngine::attend_in_background() {
   channel_->attend();
   while (true) {
     const std::uint32_t seen = channel_->events();
-    if (attend_once(nullptr)) {
+    if (attend_once(nullptr, true)) {
       continue;
     }
     if (Clock::now() - last_look_ >= kLookAround) {
@@ -171,12 +173,14 @@ std::uint32_t NamedEngine::attend_in_background() {
     }
     bool is_wanted = false;
     bool has_own = false;
+    bool is_gathering = false;
     {
       const std::lock_guard lock(mutex_);
       is_wanted = n_waiters_ > 0 || stop_thread_;
       has_own = !in_flight_.empty();
+      is_gathering = !queue_.empty();
     }
-    if (!is_wanted && channel_->spin(seen)) {
+    if (!is_wanted && !is_gathering && channel_->spin(seen)) {
       continue;
     }
     channel_->leave_to_background(!has_own);

@@ -14,8 +14,8 @@ constexpr std::chrono::milliseconds kPokeAfter{500};
 
 }  // namespace
 
-bool NamedEngine::attend_once(InterruptCheck check_interrupt) {
-  bool did_something = exchange();
+bool NamedEngine::attend_once(InterruptCheck check_interrupt, bool gathers) {
+  bool did_something = exchange(gathers);
   if (!steps_.empty()) {
     did_something = true;
     run_step(check_interrupt);
@@ -25,12 +25,12 @@ bool NamedEngine::attend_once(InterruptCheck check_interrupt) {
 }
 
 // Everything but carrying out: never blocks.
-bool NamedEngine::exchange() {
+bool NamedEngine::exchange(bool gathers) {
   if (!is_failed_ && channel_->is_poisoned()) {
     fail_all(channel_->failure());
   }
   try {
-    bool did_something = announce_queued();
+    bool did_something = announce_queued(gathers);
     if (!is_failed_) {
       did_something = take_messages() || did_something;
       did_something = deliver_decisions() || did_something;
@@ -43,13 +43,15 @@ bool NamedEngine::exchange() {
   }
 }
 
-bool NamedEngine::announce_queued() {
+bool NamedEngine::announce_queued(bool gathers) {
   std::vector<Operation> submitted;
   bool wants_goodbye = false;
   {
     const std::lock_guard lock(mutex_);
-    submitted.swap(queue_);
     wants_goodbye = wants_goodbye_;
+    if (!gathers || wants_goodbye || gather_time().count() <= 0) {
+      submitted.swap(queue_);
+    }
   }
   if (is_failed_) {
     for (const Operation& operation : submitted) {

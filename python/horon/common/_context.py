@@ -48,6 +48,14 @@ class Pending:
     keeps: Any
 
 
+def _refuse(*_: Any) -> int:
+    raise ValueError(NOT_INITIALIZED)
+
+
+def _know_nothing(handle: int) -> None:
+    """No operation has this handle."""
+
+
 _GONE = Pending(list, None)
 """What is left of an operation that was in flight at shutdown: synchronize() says so."""
 
@@ -74,6 +82,9 @@ class Context:
         self._counters: dict[tuple[str, int], Iterator[int]] = {}
         self._n_joins = 0
         self.pending: dict[int, Pending] = {}
+        # The engine's functions for what is called most; see _C.NamedEngine.calls.
+        self.allreduce: Callable[..., int] = _refuse
+        self.take: Callable[[int], Any] = _know_nothing
         self.process_sets: list[Registered] = []
 
     @property
@@ -136,7 +147,8 @@ class Context:
                 return
             self._engine = self._topology = self._made_group = None
             self._guard.remove()
-            self.pending = dict.fromkeys(self.pending, _GONE)
+            self.allreduce, self.take = _refuse, _know_nothing
+            self.pending = dict.fromkeys(engine.handles(), _GONE)
             for process_set in self.process_sets:
                 process_set.process_set_id = None
             self.process_sets.clear()
@@ -192,6 +204,7 @@ class Context:
         self._counters.clear()
         self._n_joins = 0
         self.pending = {}
+        self.allreduce, self.take = engine.calls()
         _start_timeline(engine, launch.rank)
         self._engine, self._topology, self._made_group = engine, topology, made_group
         if made_group is not None:
@@ -228,6 +241,7 @@ class Context:
         """In a forked child: what the parent had is not ours to end."""
         self._engine = self._topology = self._made_group = self._job_store = None
         self._guard.remove()
+        self.allreduce, self.take = _refuse, _know_nothing
         self.pending.clear()
         self.process_sets.clear()
         self._pid = os.getpid()

@@ -18,8 +18,6 @@ def poll(handle: int) -> bool:
 
     Source: Horovod 0.28.1 ``poll``.
     """
-    if handle not in default_context.pending:
-        raise ValueError(f"Handle {handle} was not created or has been cleared.")
     return default_context.engine.poll(handle)
 
 
@@ -36,7 +34,7 @@ def synchronize(handle: int) -> Any:
     context = default_context
     pending = context.pending.get(handle)
     if pending is None:
-        return None
+        return context.take(handle)
     if not context.is_initialized:
         context.pending.pop(handle, None)
         raise HorovodInternalError("Horovod has been shut down. The operation was in flight.")
