@@ -7,6 +7,9 @@
 
 #include "backend.h"
 #include "ddp_arena_hook.h"
+#include "gradient_allocator.h"
+#include "gradient_hooks.h"
+#include "gradient_pack.h"
 #include "live_groups.h"
 #include "named_engine_binding.h"
 #include "operators.h"
@@ -133,7 +136,14 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
       py::arg("sizes"), py::arg("dtype"), NoGil());
   module.def("empty_like_in_arena", &empty_like_in_arena, py::arg("like"), py::arg("dtype"),
              NoGil());
-  module.def("is_in_arena", &is_in_arena, py::arg("tensor"));
+  module.def(
+      "is_in_arena", [](const at::Tensor& tensor) { return is_in_arena(tensor); },
+      py::arg("tensor"));
+  module.def("copy_in_arena", &copy_in_arena, py::arg("tensor"),
+             py::call_guard<py::gil_scoped_release>());
+  module.def("pack_gradients", &pack_gradients, py::arg("parameters"), py::arg("views"));
+  module.def("expect_gradients", &expect_gradients, py::arg("bytes"));
+  module.def("forget_gradients", &forget_gradients, py::arg("bytes"));
   module.def("arena_statistics", [] {
     const horon::ArenaStatistics now = arena_statistics();
     py::dict numbers;
@@ -144,6 +154,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
     return numbers;
   });
   bind_named_engine(module);
+  bind_gradient_hooks(module);
   module.def("register_ddp_arena_hook", &register_ddp_arena_hook, py::arg("reducer"),
              py::arg("group"), py::arg("keep_old_memory"));
 }

@@ -149,11 +149,30 @@ at::Tensor empty_like_in_arena(const at::Tensor& like, std::optional<at::ScalarT
                                                       dtype.value_or(like.scalar_type())));
 }
 
+std::optional<at::Tensor> copy_in_arena(const at::Tensor& tensor) {
+  constexpr std::size_t kLeastBytes = std::size_t{1} << 20;
+  if (tensor.layout() != c10::kStrided || !tensor.is_cpu() || tensor.nbytes() < kLeastBytes ||
+      !tensor.is_contiguous()) {
+    return std::nullopt;
+  }
+  try {
+    return empty_in_arena(tensor.sizes(), tensor.scalar_type()).copy_(tensor.detach());
+  } catch (const c10::Error&) {
+    return std::nullopt;
+  }
+}
+
 bool is_in_arena(const at::Tensor& tensor) {
   const State* const known = current.load(std::memory_order_acquire);
   return known != nullptr && known->access.own && tensor.defined() && tensor.is_cpu() &&
          tensor.has_storage() && tensor.storage().data() != nullptr &&
          known->access.own->contains(tensor.storage().data(), tensor.storage().nbytes());
+}
+
+bool is_in_arena(const void* data) {
+  const State* const known = current.load(std::memory_order_acquire);
+  return known != nullptr && known->access.own && data != nullptr &&
+         known->access.own->contains(static_cast<const std::byte*>(data), 1);
 }
 
 c10::DataPtr move_storage_to_arena(const at::Tensor& tensor) {

@@ -46,6 +46,30 @@ class HoronBackend:
     def split(self, store: Any, ranks: list[int], options: Options | None = None) -> HoronBackend | None: ...
     def perform_nocolor_split(self, device: Any) -> None: ...
 
+class GradientHooks:
+    """Counts the gradients of parameters as backward passes make them; takes its hooks off when it dies.
+
+    Args:
+        parameters: Leaves that require gradients.
+        passes: Backward passes until a gradient counts.
+        lay_out: Called before the first gradient counts; has to call ``set_buckets``.
+        send: Called with the number of a bucket when all of its gradients are there.
+        refuse: Called for a gradient that comes again before ``reset``; has to raise.
+    """
+
+    def __init__(
+        self,
+        parameters: list[torch.Tensor],
+        passes: int,
+        lay_out: Callable[[], None],
+        send: Callable[[int], None],
+        refuse: Callable[[], None],
+    ) -> None: ...
+    def set_buckets(self, bucket_of: list[int]) -> None: ...
+    def reset(self, passes: int) -> None: ...
+    @property
+    def has_gradients(self) -> bool: ...
+
 class HorovodInternalError(RuntimeError):
     """An operation failed for a reason that is not the caller's: ranks disagree, or one is gone."""
 
@@ -113,6 +137,17 @@ class NamedEngine:
             HorovodInternalError: The operation failed.
         """
 
+    def calls(self) -> tuple[Callable[..., int], Callable[[int], Any]]:
+        """Functions for what is called most, which take their arguments by position.
+
+        ``allreduce(tensor, output, name, op, prescale, postscale, process_set, will_wait)`` returns a handle;
+        ``take(handle)`` waits and returns the output (of ``allreduce``, a tensor; otherwise as ``wait``), or None for a
+        handle that is unknown or was waited for.
+        """
+
+    def handles(self) -> list[int]:
+        """Of the operations that were not waited for."""
+
     def add_process_set(self, ranks: list[int]) -> int: ...
     def remove_process_set(self, id: int) -> bool: ...
     def process_set_ranks(self, id: int) -> list[int]: ...
@@ -136,5 +171,20 @@ def active_instruction_set() -> str: ...
 def empty_in_arena(sizes: list[int], dtype: torch.dtype) -> torch.Tensor: ...
 def empty_like_in_arena(like: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor: ...
 def is_in_arena(tensor: torch.Tensor) -> bool: ...
+def copy_in_arena(tensor: torch.Tensor) -> torch.Tensor | None:
+    """A copy in the arena of a CPU tensor of at least 1 MiB; None for others, and where there is no room."""
+
 def arena_statistics() -> dict[str, int]: ...
+def pack_gradients(parameters: list[torch.Tensor], views: list[torch.Tensor]) -> list[int]:
+    """Moves gradients into their views, which become the gradients; a missing one becomes zeros.
+
+    Returns the indices of sparse gradients and of those with a graph, which it leaves alone.
+    """
+
+def expect_gradients(bytes: list[int]) -> None:
+    """From now on tensors of these sizes that autograd makes in a backward pass lie in the arena, if it has room."""
+
+def forget_gradients(bytes: list[int]) -> None:
+    """Takes ``expect_gradients`` of the same sizes back."""
+
 def register_ddp_arena_hook(reducer: Any, group: Any, keep_old_memory: bool) -> None: ...

@@ -210,6 +210,8 @@ def _reducescatter(rank: int, size: int) -> None:
         assert scaled.tolist() == [size / 2] * 2
         with pytest.raises(ValueError):
             hvd.reducescatter(x, op=hvd.Max)
+        with pytest.raises(NotImplementedError):
+            hvd.reducescatter(x, op=hvd.Adasum)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])

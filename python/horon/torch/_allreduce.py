@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from horon import _C
 from horon.common._context import default_context
 from horon.common._reduce_ops import Adasum, Average, Sum
 from horon.common.process_sets import ProcessSet, global_process_set
@@ -17,23 +18,11 @@ from horon.torch._issue import check, expect, group_names, handle_average_backwa
 from horon.torch.compression import Compression, Compressor
 
 
-def _issue(
-    tensors: list[torch.Tensor],
-    outputs: list[torch.Tensor],
-    names: list[str],
-    op: int,
-    prescale_factor: float,
-    postscale_factor: float,
-    process_set: int,
-    will_wait: bool = False,
-) -> int:
-    if op == Adasum and process_set != 0:
+def _check_adasum(process_set: int) -> None:
+    if process_set != 0:
         raise NotImplementedError("Adasum does not support non-global process sets yet.")
-    if op == Adasum and not num_rank_is_power_2(default_context.topology.size):
+    if not num_rank_is_power_2(default_context.topology.size):
         raise NotImplementedError("Running Adasum with non-power of 2 ranks is not supported yet.")
-    return default_context.engine.allreduce(
-        tensors, outputs, names, op, prescale_factor, postscale_factor, process_set, 0, will_wait
-    )
 
 
 def _issue_one(
@@ -46,10 +35,22 @@ def _issue_one(
     process_set: ProcessSet,
     will_wait: bool = False,
 ) -> int:
+    number = process_set.process_set_id
+    if number is None:
+        number = id_of(process_set)
+    if op == Adasum:
+        _check_adasum(number)
+    full_name = default_context.name("allreduce", None, number) if name is None else "allreduce." + name
+    return default_context.allreduce(
+        tensor, output, full_name, op, prescale_factor, postscale_factor, number, will_wait
+    )
+
+
+def _with_output(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """What to reduce, and where to: a large tensor is copied, and the copy reduced without further ones."""
     check((tensor,))
-    number = id_of(process_set)
-    full_name = default_context.name("allreduce", name, number)
-    return _issue([tensor], [output], [full_name], op, prescale_factor, postscale_factor, number, will_wait)
+    copy = _C.copy_in_arena(tensor)
+    return (tensor, torch.empty_like(tensor, requires_grad=False)) if copy is None else (copy, copy)
 
 
 def _issue_group(
@@ -64,7 +65,11 @@ def _issue_group(
     check(tensors)
     number = id_of(process_set)
     names = group_names("allreduce", name, number, len(tensors))
-    handle = _issue(list(tensors), outputs, names, op, prescale_factor, postscale_factor, number)
+    if op == Adasum:
+        _check_adasum(number)
+    handle = default_context.engine.allreduce(
+        list(tensors), outputs, names, op, prescale_factor, postscale_factor, number
+    )
     return expect(handle, lambda _: tuple(outputs), (tensors, outputs))
 
 
@@ -97,10 +102,10 @@ def allreduce_async(
 
     Source: Horovod 0.28.1 ``allreduce_async``.
     """
-    op = handle_average_backwards_compatibility(op, average)
-    output = torch.empty_like(tensor, requires_grad=False)
-    handle = _issue_one(tensor, output, name, op, prescale_factor, postscale_factor, process_set)
-    return expect(handle, lambda _: output, (tensor, output))
+    if op is None or average is not None:
+        op = handle_average_backwards_compatibility(op, average)
+    tensor, output = _with_output(tensor)
+    return _issue_one(tensor, output, name, op, prescale_factor, postscale_factor, process_set)
 
 
 def allreduce_async_(
@@ -116,9 +121,10 @@ def allreduce_async_(
 
     Tensors in the arena (:func:`horon.empty`) are reduced without copies. Source: Horovod 0.28.1 ``allreduce_async_``.
     """
-    op = handle_average_backwards_compatibility(op, average)
-    handle = _issue_one(tensor, tensor, name, op, prescale_factor, postscale_factor, process_set)
-    return expect(handle, lambda _: tensor, tensor)
+    if op is None or average is not None:
+        op = handle_average_backwards_compatibility(op, average)
+    check((tensor,))
+    return _issue_one(tensor, tensor, name, op, prescale_factor, postscale_factor, process_set)
 
 
 def allreduce_(
@@ -135,9 +141,12 @@ def allreduce_(
     Arguments and errors: as :func:`allreduce_async`; besides, HorovodInternalError when ranks disagree about shape,
     dtype, op or factors (on all ranks; the next operation works). Source: Horovod 0.28.1 ``allreduce_``.
     """
-    op = handle_average_backwards_compatibility(op, average)
-    handle = _issue_one(tensor, tensor, name, op, prescale_factor, postscale_factor, process_set, will_wait=True)
-    default_context.engine.wait(handle)
+    if op is None or average is not None:
+        op = handle_average_backwards_compatibility(op, average)
+    check((tensor,))
+    default_context.take(
+        _issue_one(tensor, tensor, name, op, prescale_factor, postscale_factor, process_set, will_wait=True)
+    )
     return tensor
 
 
@@ -158,7 +167,7 @@ def allreduce(
         tensor, average, name, op, prescale_factor, postscale_factor, process_set: As :func:`allreduce_async`.
 
     Returns:
-        A new tensor of the same shape and dtype.
+        A new tensor of the same shape and dtype; from 1 MiB on it lies in the arena (:func:`horon.empty`).
 
     Raises:
         ValueError: As :func:`allreduce_async`.
@@ -178,8 +187,8 @@ def allreduce(
 def _reduce(
     tensor: torch.Tensor, name: str | None, op: int, prescale: float, postscale: float, process_set: ProcessSet
 ) -> torch.Tensor:
-    output = torch.empty_like(tensor, requires_grad=False)
-    default_context.engine.wait(_issue_one(tensor, output, name, op, prescale, postscale, process_set, True))
+    tensor, output = _with_output(tensor)
+    default_context.take(_issue_one(tensor, output, name, op, prescale, postscale, process_set, True))
     return output
 
 

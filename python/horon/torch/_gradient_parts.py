@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import torch
 
-from horon import _arena
+from horon import _arena, _C
 from horon.torch.compression import Compressor, NoneCompressor, dtype_sent_by
 
 _NO_GRAPH = "horon: gradients that have gradients themselves (create_graph=True) can not be reduced"
@@ -23,16 +23,12 @@ class Slot:
 
     Attributes:
         order: Its place in the optimizer's groups, which is taken for the order of the forward pass.
-        passes_left: Backward passes until its gradient goes out.
-        bucket: That it belongs to.
         view: Its place in the arena, or None while it has none.
     """
 
     parameter: torch.Tensor
     name: str
     order: int
-    passes_left: int
-    bucket: Any = None
     view: torch.Tensor | None = None
 
     def describe(self) -> tuple[str, tuple[int, ...], str]:
@@ -91,6 +87,8 @@ class Packed:
         for slot, start in zip(slots, starts, strict=False):
             part = self._buffer[start : start + slot.parameter.numel()]
             slot.view = part.as_strided(slot.parameter.size(), strides_of_gradient(slot.parameter))
+        self._parameters = [slot.parameter for slot in slots]
+        self._views = [slot.view for slot in slots if slot.view is not None]
         self._sent = self._buffer
         dtype_sent = dtype_sent_by(compression)
         if dtype_sent is not None and first.dtype.is_floating_point:
@@ -99,26 +97,13 @@ class Packed:
         self._sparse: list[Slot] = []
 
     def pack(self) -> torch.Tensor:
-        places: list[torch.Tensor] = []
-        gradients: list[torch.Tensor] = []
         self._sparse.clear()
-        for slot in self.slots:
-            gradient, view = slot.parameter.grad, slot.view
-            if gradient is view:
-                continue
-            assert view is not None
-            if gradient is None:
-                view.zero_()
-                slot.parameter.grad = view
-            elif gradient.is_sparse:
-                self._pack_sparse(slot, gradient)
-            else:
-                assert not gradient.requires_grad, _NO_GRAPH
-                places.append(view)
-                gradients.append(gradient)
-                slot.parameter.grad = view
-        if places:
-            torch._foreach_copy_(places, gradients)
+        for index in _C.pack_gradients(self._parameters, self._views):
+            slot = self.slots[index]
+            gradient = slot.parameter.grad
+            assert gradient is not None
+            assert gradient.is_sparse, _NO_GRAPH
+            self._pack_sparse(slot, gradient)
         if self._sent is not self._buffer:
             self._sent.copy_(self._buffer)
         return self._sent

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from horon import _C
 from horon.common._context import default_context
 from horon.common._reduce_ops import Average
 from horon.common.exceptions import HorovodInternalError
@@ -47,8 +48,6 @@ class _Bucket:
     parts: list[Part]
     names: list[str]
     priority: int
-    n_slots: int
-    n_ready: int = 0
     handle: int | None = None
     sparse: list[tuple[Slot, Callable[[], torch.Tensor]]] = field(default_factory=list)
 
@@ -74,28 +73,33 @@ class GradientReducer:
         self.passes = passes
         self._options = options
         self.process_set = options.process_set
-        self._slots = [Slot(parameter, name, order, passes) for order, (name, parameter) in enumerate(named_parameters)]
+        self._slots = [Slot(parameter, name, order) for order, (name, parameter) in enumerate(named_parameters)]
         self._buckets: list[_Bucket] | None = None
         self._digest = ""
         self._digests: int | None = None  # handle of the ranks' comparison of their layouts, in the first step
-        self.has_gradients = False
-        hooks = [slot.parameter.register_post_accumulate_grad_hook(self._make_hook(slot)) for slot in self._slots]  # type: ignore[no-untyped-call]
-        weakref.finalize(self, _remove_all, hooks)
+        self._hooks = self._make_hooks()
+        # Autograd makes large gradients where they are reduced.
+        direct = [slot.parameter for slot in self._slots if self._is_direct(slot) and slot.parameter.is_cpu]
+        sizes = [parameter.numel() * parameter.dtype.itemsize for parameter in direct]
+        _C.expect_gradients(sizes)
+        weakref.finalize(self, _C.forget_gradients, sizes)
 
     def set_passes(self, passes: int) -> None:
         """Sets how many backward passes come before a gradient goes out, for passes that have not begun."""
         self.passes = passes
-        for slot in self._slots:
-            slot.passes_left = passes
+        self._hooks.reset(passes)
+
+    @property
+    def has_gradients(self) -> bool:
+        """Whether gradients were computed since the last step."""
+        return self._hooks.has_gradients
 
     def reset(self) -> None:
         """Forgets what was in flight."""
-        self.has_gradients = False
         self._digests = None
-        for slot in self._slots:
-            slot.passes_left = self.passes
+        self._hooks.reset(self.passes)
         for bucket in self._buckets or ():
-            bucket.n_ready, bucket.handle = 0, None
+            bucket.handle = None
             bucket.sparse.clear()
 
     def synchronize(self) -> None:
@@ -132,31 +136,26 @@ class GradientReducer:
                     if gradient is not None and not gradient.is_sparse and gradient is not part.slots[0].view:
                         parameter.grad = part.view()
 
-    def _make_hook(self, slot: Slot) -> Callable[[torch.Tensor], None]:
+    def _make_hooks(self) -> _C.GradientHooks:
         reference = weakref.ref(self)
 
-        def hook(_: torch.Tensor) -> None:
+        def lay_out() -> None:
             reducer = reference()
-            if reducer is None:
-                return
-            slot.passes_left -= 1
-            reducer.has_gradients = True
-            if slot.passes_left > 0:
-                return
-            if slot.passes_left < 0:
-                raise AssertionError(
-                    "Gradients were computed more than backward_passes_per_step times before call to step(). "
-                    "Increase backward_passes_per_step to accumulate gradients locally."
-                )
-            bucket = slot.bucket
-            if bucket is None:
+            if reducer is not None and reducer._buckets is None:
                 reducer._build()
-                bucket = slot.bucket
-            bucket.n_ready += 1
-            if bucket.n_ready == bucket.n_slots:
-                reducer._send(bucket)
 
-        return hook
+        def send(bucket: int) -> None:
+            reducer = reference()
+            if reducer is not None and reducer._buckets is not None:
+                reducer._send(reducer._buckets[bucket])
+
+        def refuse() -> None:
+            raise AssertionError(
+                "Gradients were computed more than backward_passes_per_step times before call to step(). "
+                "Increase backward_passes_per_step to accumulate gradients locally."
+            )
+
+        return _C.GradientHooks([slot.parameter for slot in self._slots], self.passes, lay_out, send, refuse)
 
     @torch.no_grad()
     def _send(self, bucket: _Bucket) -> None:
@@ -202,14 +201,16 @@ class GradientReducer:
                 parts,
                 [self._name_of(part) for part in parts],
                 priority=min(slot.order for part in parts for slot in part.slots),
-                n_slots=sum(len(part.slots) for part in parts),
             )
             for parts in layout
         ]
-        for bucket in self._buckets:
-            for part in bucket.parts:
-                for slot in part.slots:
-                    slot.bucket = bucket
+        number_of = {
+            slot: number
+            for number, bucket in enumerate(self._buckets)
+            for part in bucket.parts
+            for slot in part.slots
+        }
+        self._hooks.set_buckets([number_of[slot] for slot in self._slots])
         number = id_of(options.process_set)
         name = default_context.name("gradient_layout", None, number)
         mine = torch.tensor([int.from_bytes(digest[:7], "little")], dtype=torch.int64)
@@ -280,7 +281,3 @@ class GradientReducer:
                 "on all ranks."
             )
 
-
-def _remove_all(hooks: list[Any]) -> None:
-    for hook in hooks:
-        hook.remove()

@@ -27,6 +27,8 @@ class _DistributedOptimizer(torch.optim.Optimizer):
     _horon_reducer: GradientReducer | None
     """None where nothing needs to be sent: alone, or outside of the process set."""
     _horon_passes: int
+    _parameter_names: dict[torch.Tensor, str]
+    """Horovod's name for it, which scripts read."""
     _horon_is_synchronized: bool
     _horon_synchronizes_in_step: bool
 
@@ -211,6 +213,7 @@ def DistributedOptimizer(
         return _make(AdasumOptimizer, optimizer)._horon_start(named, compression, backward_passes_per_step)
     wrapped = _make(_DistributedOptimizer, optimizer)
     wrapped._horon_passes = backward_passes_per_step
+    wrapped._parameter_names = {parameter: name for name, parameter in named}
     wrapped._horon_is_synchronized = False
     wrapped._horon_synchronizes_in_step = True
     wrapped._horon_reducer = None

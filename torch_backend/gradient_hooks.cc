@@ -1,0 +1,135 @@
+#include "gradient_hooks.h"
+
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/utils/lambda_post_hook.h>
+
+#include <algorithm>
+#include <utility>
+
+#include <pybind11/stl.h>
+
+#include "core/error.h"
+
+namespace py = pybind11;
+
+namespace horon::torch_backend {
+namespace {
+
+// In a backward pass, where the GIL is not held, and exceptions travel to another thread.
+template <typename... Arguments>
+void call(const py::function& function, Arguments... arguments) {
+  const py::gil_scoped_acquire gil;
+  try {
+    function(arguments...);
+  } catch (py::error_already_set& error) {
+    error.restore();
+    python_error kept;
+    kept.persist();
+    throw kept;
+  }
+}
+
+}  // namespace
+
+struct GradientHooks::State {
+  Callbacks callbacks;
+  std::vector<int> passes_left;  // by parameter
+  std::vector<int> bucket_of;    // by parameter; empty until they are laid out
+  std::vector<int> sizes;        // by bucket
+  std::vector<int> n_ready;      // by bucket
+  bool has_gradients = false;
+
+  void came(std::size_t parameter) {
+    const int left = --passes_left[parameter];
+    has_gradients = true;
+    if (left > 0) {
+      return;
+    }
+    if (left < 0) {
+      call(callbacks.refuse);
+      return;
+    }
+    if (bucket_of.empty()) {
+      call(callbacks.lay_out);
+      HORON_CHECK(bucket_of.size() == passes_left.size(), "the gradients were not laid out");
+    }
+    const auto bucket = static_cast<std::size_t>(bucket_of[parameter]);
+    if (++n_ready[bucket] == sizes[bucket]) {
+      call(callbacks.send, bucket_of[parameter]);
+    }
+  }
+};
+
+GradientHooks::GradientHooks(const std::vector<at::Tensor>& parameters, int passes,
+                             Callbacks callbacks)
+    : state_(std::shared_ptr<State>(new State(), [](State* dying) {
+        // The last owner may be a hook that dies in a backward pass.
+        if (Py_IsInitialized() != 0) {
+          const py::gil_scoped_acquire gil;
+          delete dying;
+        }
+      })) {
+  state_->callbacks = std::move(callbacks);
+  state_->passes_left.assign(parameters.size(), passes);
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    TORCH_CHECK_VALUE(parameters[i].requires_grad() && parameters[i].is_leaf(),
+                      "horon: parameter ", i, " needs no gradient, or is not a leaf.");
+    Accumulator accumulator = torch::autograd::impl::grad_accumulator(parameters[i]);
+    using Variables = torch::autograd::variable_list;
+    const std::uintptr_t key =
+        accumulator->add_post_hook(std::make_unique<torch::autograd::utils::LambdaPostHook>(
+            [state = state_, i](const Variables& outputs, const Variables&) {
+              state->came(i);
+              return outputs;
+            }));
+    hooks_.push_back({std::move(accumulator), key});
+  }
+}
+
+GradientHooks::~GradientHooks() {
+  for (const Hook& hook : hooks_) {
+    hook.accumulator->del_post_hook(hook.key);
+  }
+}
+
+void GradientHooks::set_buckets(const std::vector<int>& bucket_of) {
+  State& state = *state_;
+  TORCH_CHECK_VALUE(bucket_of.size() == state.passes_left.size(), "horon: expected a bucket for ",
+                    state.passes_left.size(), " parameters, got ", bucket_of.size(), ".");
+  std::vector<int> sizes;
+  for (const int bucket : bucket_of) {
+    TORCH_CHECK_VALUE(bucket >= 0, "horon: bucket ", bucket, " is negative.");
+    sizes.resize(std::max(sizes.size(), static_cast<std::size_t>(bucket) + 1));
+    ++sizes[static_cast<std::size_t>(bucket)];
+  }
+  state.bucket_of = bucket_of;
+  state.n_ready.assign(sizes.size(), 0);
+  state.sizes = std::move(sizes);
+}
+
+void GradientHooks::reset(int passes) {
+  State& state = *state_;
+  state.passes_left.assign(state.passes_left.size(), passes);
+  state.n_ready.assign(state.n_ready.size(), 0);
+  state.has_gradients = false;
+}
+
+bool GradientHooks::has_gradients() const { return state_->has_gradients; }
+
+void bind_gradient_hooks(py::module_& module) {
+  py::class_<GradientHooks>(module, "GradientHooks")
+      .def(py::init([](const std::vector<at::Tensor>& parameters, int passes, py::function lay_out,
+                       py::function send, py::function refuse) {
+             return std::make_unique<GradientHooks>(
+                 parameters, passes,
+                 GradientHooks::Callbacks{std::move(lay_out), std::move(send), std::move(refuse)});
+           }),
+           py::arg("parameters"), py::arg("passes"), py::arg("lay_out"), py::arg("send"),
+           py::arg("refuse"))
+      .def("set_buckets", &GradientHooks::set_buckets, py::arg("bucket_of"))
+      .def("reset", &GradientHooks::reset, py::arg("passes"))
+      .def_property_readonly("has_gradients", &GradientHooks::has_gradients);
+}
+
+}  // namespace horon::torch_backend

@@ -1,0 +1,54 @@
+// Counts the gradients of a model as the backward pass makes them, and says when those that travel
+// together are complete. In C++, because a hook in Python would cost more than small gradients do.
+#pragma once
+
+#include <torch/csrc/autograd/variable.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+namespace horon::torch_backend {
+
+// Thread safety: one thread at a time, with the GIL held, or in a backward pass of the parameters.
+// Ownership: the hooks are taken off the parameters when it dies.
+class GradientHooks {
+ public:
+  // What to call, and with what: lay_out() before the first gradient goes out, which has to call
+  // set_buckets(); send(bucket) when the last gradient of a bucket is there; refuse() for a
+  // gradient that comes again before reset(), which has to raise.
+  struct Callbacks {
+    pybind11::function lay_out;
+    pybind11::function send;
+    pybind11::function refuse;
+  };
+
+  // A gradient counts after `passes` backward passes.
+  GradientHooks(const std::vector<at::Tensor>& parameters, int passes, Callbacks callbacks);
+  ~GradientHooks();
+  GradientHooks(const GradientHooks&) = delete;
+  GradientHooks& operator=(const GradientHooks&) = delete;
+
+  // The bucket of each parameter, from 0 on.
+  void set_buckets(const std::vector<int>& bucket_of);
+  // Begins again, for the next step.
+  void reset(int passes);
+  // Whether a gradient has come since reset().
+  bool has_gradients() const;
+
+ private:
+  struct State;
+  using Accumulator = decltype(torch::autograd::impl::grad_accumulator(at::Tensor()));
+  struct Hook {
+    Accumulator accumulator;  // which lives only while somebody holds it
+    std::uintptr_t key;
+  };
+
+  const std::shared_ptr<State> state_;
+  std::vector<Hook> hooks_;
+};
+
+void bind_gradient_hooks(pybind11::module_& module);
+
+}  // namespace horon::torch_backend
