@@ -63,7 +63,8 @@ void NamedEngine::compare_settings() {
 
 std::uint64_t NamedEngine::submit(const Operation& operation, bool will_wait) {
   const NamedRequest& request = *operation->request;
-  std::vector<std::string> keys;
+  std::vector<std::string>& keys = operation->keys;
+  keys.clear();
   keys.reserve(request.tensors.size());
   for (const TensorSpec& tensor : request.tensors) {
     keys.push_back(key_of(request.process_set, tensor.name));
@@ -159,6 +160,10 @@ std::shared_ptr<NamedOperation> NamedEngine::wait(std::uint64_t handle,
       return nullptr;
     }
     operation = found->second;
+    if (operation->is_done) {
+      operations_.erase(found);
+      return operation;
+    }
   }
   attend_until([&] { return operation->is_done; }, nullptr, check_interrupt);
   const std::lock_guard lock(mutex_);

@@ -22,6 +22,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <unordered_map>
 #include <unordered_set>
@@ -30,6 +31,7 @@
 #include "core/control_channel.h"
 #include "core/function_ref.h"
 #include "named/agreement.h"
+#include "named/announced.h"
 #include "named/batch_executor.h"
 #include "named/fusion.h"
 #include "named/named_options.h"
@@ -135,9 +137,9 @@ class NamedEngine {
   bool take_messages();
   void take_announcements(int source, const std::vector<Announcement>& announcements);
   bool deliver_decisions();
-  void apply(const std::vector<Decision>& decisions);
+  std::vector<const Decision*> send_to_each(const std::vector<Decision>& decisions);
+  void apply(const std::vector<const Decision*>& decisions);
   void plan(std::vector<BatchTensor>* agreed);
-  Operation take_announced(const std::string& key);
   void run_step(InterruptCheck check_interrupt);
   void flush_all();
   void run_batch(const std::vector<BatchTensor>& batch, InterruptCheck check_interrupt);
@@ -167,7 +169,7 @@ class NamedEngine {
   std::vector<Operation> queue_;
   std::uint64_t queued_bytes_ = 0;
   Clock::time_point gather_until_;  // of what is in the queue; see kGather
-  std::unordered_set<std::string> in_flight_;  // keys of all tensors
+  std::unordered_set<std::string_view> in_flight_;  // the operations' keys
   std::unordered_map<std::uint64_t, Operation> operations_;
   std::uint64_t next_handle_ = 1;
   std::map<std::string, std::uint64_t> numbers_;
@@ -188,7 +190,7 @@ class NamedEngine {
   // The attendant's:
   std::unique_ptr<Agreement> agreement_;  // on rank 0
   SignatureCache cache_;
-  std::unordered_map<std::string, Operation> announced_;  // by key
+  Announced announced_;
   std::deque<Step> steps_;                                // agreed
   std::map<int, std::unique_ptr<BatchExecutor>> executors_;
   std::vector<Operation> finished_;  // to be published

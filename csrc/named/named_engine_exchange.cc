@@ -1,6 +1,8 @@
 // NamedEngine: what the attendant exchanges with the other ranks, and who is looked after. Nothing
 // here carries out an operation.
 
+#include <algorithm>
+
 #include "core/error.h"
 #include "core/log.h"
 #include "named/named_engine.h"
@@ -11,6 +13,15 @@ namespace {
 
 // After this time without an answer, the coordinator is woken to watch over what is announced.
 constexpr std::chrono::milliseconds kPokeAfter{500};
+
+std::vector<const Decision*> pointers_to(const std::vector<Decision>& decisions) {
+  std::vector<const Decision*> pointers;
+  pointers.reserve(decisions.size());
+  for (const Decision& decision : decisions) {
+    pointers.push_back(&decision);
+  }
+  return pointers;
+}
 
 }  // namespace
 
@@ -63,13 +74,12 @@ bool NamedEngine::announce_queued(bool gathers) {
   bool is_urgent = false;
   for (const Operation& operation : submitted) {
     Announcement& announcement = announcements.emplace_back();
-    std::string key = key_of(*operation->request);
     if (operation->request->kind == NamedKind::kJoin) {
       announcement.type = Announcement::Type::kJoin;
       is_urgent = true;
     } else {
       announcement.request = operation->request;
-      announcement.id = cache_.find(*operation->request, key);
+      announcement.id = cache_.find(*operation->request, operation->keys.front());
       announcement.type =
           announcement.id == kNoId ? Announcement::Type::kRequest : Announcement::Type::kKnown;
       is_urgent = is_urgent || operation->request->process_set != 0;
@@ -79,7 +89,7 @@ bool NamedEngine::announce_queued(bool gathers) {
       waiting_since_ = Clock::now();
       has_poked_ = false;
     }
-    announced_[std::move(key)] = operation;
+    announced_.add(operation, announcement.id);
   }
   if (wants_goodbye && !has_said_goodbye_) {
     has_said_goodbye_ = true;
@@ -106,7 +116,8 @@ bool NamedEngine::take_messages() {
     if (agreement_) {
       take_announcements(source, decode_announcements(bytes));
     } else {
-      apply(decode_decisions(bytes));
+      const std::vector<Decision> decisions = decode_decisions(bytes);
+      apply(pointers_to(decisions));
     }
   }
   return any;
@@ -140,11 +151,28 @@ bool NamedEngine::deliver_decisions() {
   if (decisions.empty()) {
     return false;
   }
+  const bool are_all_for_all =
+      std::all_of(decisions.begin(), decisions.end(), [](const Decision& decision) {
+        return decision.only_ranks.empty() && decision.process_set == 0;
+      });
+  std::vector<const Decision*> own = pointers_to(decisions);
+  if (are_all_for_all) {
+    const ControlChannel::Bytes common = n_ranks_ > 1 ? encode(own) : ControlChannel::Bytes();
+    for (int rank = 1; rank < n_ranks_; ++rank) {
+      channel_->send(rank, common, true);
+    }
+  } else {
+    own = send_to_each(decisions);
+  }
+  is_flushed_ = channel_->flush();
+  apply(own);
+  return true;
+}
+
+// Each rank gets its own. Returns this one's.
+std::vector<const Decision*> NamedEngine::send_to_each(const std::vector<Decision>& decisions) {
   std::vector<std::vector<const Decision*>> by_rank(static_cast<std::size_t>(n_ranks_));
-  std::vector<Decision> own;
-  bool are_all_for_all = true;
   for (const Decision& decision : decisions) {
-    are_all_for_all = are_all_for_all && decision.only_ranks.empty() && decision.process_set == 0;
     const std::vector<int>& ranks = decision.only_ranks.empty()
                                         ? *agreement_->members(decision.process_set)
                                         : decision.only_ranks;
@@ -152,22 +180,13 @@ bool NamedEngine::deliver_decisions() {
       by_rank[static_cast<std::size_t>(rank)].push_back(&decision);
     }
   }
-  ControlChannel::Bytes common;
-  if (are_all_for_all && n_ranks_ > 1) {
-    common = encode(by_rank[0]);
-  }
   for (int rank = 1; rank < n_ranks_; ++rank) {
     const auto& part = by_rank[static_cast<std::size_t>(rank)];
     if (!part.empty()) {
-      channel_->send(rank, are_all_for_all ? common : encode(part), true);
+      channel_->send(rank, encode(part), true);
     }
   }
-  for (const Decision* decision : by_rank[0]) {
-    own.push_back(*decision);
-  }
-  is_flushed_ = channel_->flush();
-  apply(own);
-  return true;
+  return std::move(by_rank[0]);
 }
 
 void NamedEngine::look_around() {

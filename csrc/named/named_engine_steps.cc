@@ -18,19 +18,26 @@ std::string describe(const Decision& change) {
 
 }  // namespace
 
-void NamedEngine::apply(const std::vector<Decision>& decisions) {
+void NamedEngine::apply(const std::vector<const Decision*>& decisions) {
   using Type = Decision::Type;
   std::vector<BatchTensor> agreed;
-  for (const Decision& decision : decisions) {
+  agreed.reserve(decisions.size());
+  waiting_since_ = Clock::now();
+  for (const Decision* const one : decisions) {
+    const Decision& decision = *one;
     switch (decision.type) {
       case Type::kRun:
       case Type::kRunKnown: {
         if (decision.type == Type::kRun && decision.id != kNoId) {
           cache_.define(decision.id, decision.request);
         }
-        const RequestPtr request =
+        const RequestPtr& request =
             decision.type == Type::kRun ? decision.request : cache_.request(decision.id);
-        const Operation operation = take_announced(key_of(*request));
+        Operation operation =
+            decision.type == Type::kRunKnown ? announced_.take(decision.id) : nullptr;
+        if (!operation) {
+          operation = announced_.take(key_of(*request));
+        }
         if (operation) {
           timeline_.agreed(*request);
         }
@@ -40,14 +47,16 @@ void NamedEngine::apply(const std::vector<Decision>& decisions) {
           }
           break;
         }
-        for (std::size_t tensor = 0; tensor < request->tensors.size(); ++tensor) {
-          agreed.push_back({request, tensor, operation});
+        // The request that is here is the same as the agreed one, but has been looked at lately.
+        const RequestPtr& used = operation ? operation->request : request;
+        for (std::size_t tensor = 0; tensor < used->tensors.size(); ++tensor) {
+          agreed.push_back({used, tensor, operation});
         }
         break;
       }
       case Type::kFail:
         if (const Operation operation =
-                take_announced(key_of(decision.process_set, decision.name))) {
+                announced_.take(key_of(decision.process_set, decision.name))) {
           timeline_.agreed(*operation->request);
           finish(operation, decision.is_usage_error
                                 ? std::make_exception_ptr(UsageError(decision.text))
@@ -55,7 +64,7 @@ void NamedEngine::apply(const std::vector<Decision>& decisions) {
         }
         break;
       case Type::kJoined:
-        if (const Operation operation = take_announced(key_of(0, kJoinName))) {
+        if (const Operation operation = announced_.take(key_of(0, kJoinName))) {
           operation->value = decision.value;
           finish(operation);
         }
@@ -67,7 +76,7 @@ void NamedEngine::apply(const std::vector<Decision>& decisions) {
         Step step;
         step.change = decision;
         if (decision.request) {
-          step.operation = take_announced(key_of(*decision.request));
+          step.operation = announced_.take(key_of(*decision.request));
         }
         steps_.push_back(std::move(step));
         break;
@@ -96,17 +105,6 @@ void NamedEngine::plan(std::vector<BatchTensor>* agreed) {
     steps_.push_back(std::move(step));
   }
   agreed->clear();
-}
-
-NamedEngine::Operation NamedEngine::take_announced(const std::string& key) {
-  const auto found = announced_.find(key);
-  if (found == announced_.end()) {
-    return nullptr;
-  }
-  Operation operation = std::move(found->second);
-  announced_.erase(found);
-  waiting_since_ = Clock::now();
-  return operation;
 }
 
 void NamedEngine::run_step(InterruptCheck check_interrupt) {
@@ -269,10 +267,9 @@ void NamedEngine::fail_everything(const std::string& reason) {
   for (const Operation& operation : queued) {
     finish(operation, failure_of(*operation));
   }
-  for (const auto& [key, operation] : announced_) {
+  for (const Operation& operation : announced_.take_all()) {
     finish(operation, failure_of(*operation));
   }
-  announced_.clear();
   for (const Step& step : steps_) {
     if (step.operation) {
       finish(step.operation, failure_of(*step.operation));
@@ -302,8 +299,8 @@ void NamedEngine::publish_finished() {
   const std::lock_guard lock(mutex_);
   for (const Operation& operation : finished_) {
     operation->is_done = true;
-    for (const TensorSpec& tensor : operation->request->tensors) {
-      in_flight_.erase(key_of(operation->request->process_set, tensor.name));
+    for (const std::string& key : operation->keys) {
+      in_flight_.erase(key);
     }
   }
   finished_.clear();

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <exception>
 #include <functional>
+#include <string>
 #include <vector>
 
 #include "core/request.h"
@@ -35,6 +36,7 @@ struct NamedOperation {
   std::exception_ptr error;
 
   // The engine's.
+  std::vector<std::string> keys;  // of all tensors; set when it is submitted
   std::uint64_t handle = 0;
   std::size_t unfinished_tensors = 0;
   bool is_finished = false;  // the attendant's

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -208,8 +209,8 @@ def _in_the_arena(rank: int, size: int, set_to_none: bool) -> None:
             optimizer.step()
         small = [p for p in model.parameters() if p.numel() * 4 < 256 * 1024]
         assert small and all(horon.is_in_arena(p.grad) for p in small)
-        if not set_to_none:
-            assert all(horon.is_in_arena(p.grad) for p in model.parameters())
+        # With set_to_none autograd makes the large ones, right in the arena.
+        assert all(horon.is_in_arena(p.grad) for p in model.parameters())
         addresses = {p.grad.data_ptr() for p in small}
         optimizer.zero_grad(set_to_none=set_to_none)
         _loss(model, 9, rank).backward()
@@ -220,6 +221,66 @@ def _in_the_arena(rank: int, size: int, set_to_none: bool) -> None:
 @pytest.mark.parametrize("set_to_none", [True, False])
 def test_gradients_live_in_the_arena(set_to_none: bool) -> None:
     run_ranks(_in_the_arena, 2, set_to_none)
+
+
+def _only_gradients_in_the_arena(rank: int, size: int) -> None:
+    weight = torch.ones(300, 300)
+    with horovod() as hvd:
+        model = _model()
+        optimizer = hvd.DistributedOptimizer(_sgd(model), model.named_parameters())
+        seen = []
+
+        class Watch(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+                seen.append(horon.is_in_arena(x @ weight))
+                return x.clone()
+
+            @staticmethod
+            def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+                seen.append(horon.is_in_arena(torch.empty(300, 300)))  # what autograd makes of that size
+                seen.append(horon.is_in_arena(torch.empty(300, 301)))
+                return grads[0].clone()
+
+        Watch.apply(model[:2](_batch(0, rank).repeat(20, 1)[:300])).sum().backward()
+        assert seen == [False, True, False], seen
+        assert not horon.is_in_arena(torch.empty(300, 300))
+        optimizer.step()
+        before = horon.arena_statistics()["used_bytes"]
+        for _ in range(50):
+            optimizer.zero_grad()
+            _loss(model, 1, rank).backward()
+            optimizer.step()
+        assert horon.arena_statistics()["used_bytes"] <= before + 4 * 300 * 300
+        kept = model[2].weight.grad.clone()
+        gradient = model[2].weight.grad
+        del optimizer
+        gc.collect()
+        model.zero_grad()
+        _loss(model, 1, rank).backward()
+        assert not horon.is_in_arena(model[2].weight.grad)
+    # The gradient outlives the optimizer, and horon.
+    assert torch.equal(gradient, kept)
+
+
+def test_nothing_but_gradients_is_made_in_the_arena() -> None:
+    run_ranks(_only_gradients_in_the_arena, 2)
+
+
+def test_gradients_elsewhere_without_an_arena() -> None:
+    run_ranks(_without_arena, 2, env={"HORON_ARENA_BYTES": "0"})
+
+
+def _without_arena(rank: int, size: int) -> None:
+    with horovod() as hvd:
+        model = _model()
+        optimizer = hvd.DistributedOptimizer(_sgd(model), model.named_parameters())
+        for step in range(3):
+            optimizer.zero_grad()
+            _loss(model, step, rank).backward()
+            optimizer.step()
+        _same_everywhere(hvd, model)
+        assert hvd.allreduce(torch.ones(1 << 19), op=hvd.Sum).sum().item() == size * (1 << 19)
 
 
 class _Branches(nn.Module):
