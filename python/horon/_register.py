@@ -17,7 +17,20 @@ def registrar() -> None:
     import torch.distributed as dist
 
     if "HORON" not in dist.Backend._plugins:
-        dist.Backend.register_backend("horon", _create_backend, extended_api=True, devices=["cpu", "cuda"])
+        dist.Backend.register_backend("horon", _create_backend, extended_api=True, devices=_devices())
+
+
+def _devices() -> list[str]:
+    """The devices to register for: GPUs, which get a clear error, only where there is one.
+
+    torch 2.15's flight recorder asks CUDA for its stream in every barrier of a group that has a CUDA backend, and where
+    there is no GPU the exception that answers it costs 15 us. Older versions have no such hook, and register within
+    `import torch`, which is too early to ask.
+    """
+    import torch
+
+    has_gpu = not _torch_has_registrar_group() or torch.cuda.device_count() > 0
+    return ["cpu", "cuda"] if has_gpu else ["cpu"]
 
 
 def autoload() -> None:
