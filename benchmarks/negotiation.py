@@ -14,9 +14,8 @@ import gc
 import statistics
 import time
 
-import torch
-
 import horon.torch as hvd
+import torch
 
 kNames = 200
 

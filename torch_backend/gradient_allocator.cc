@@ -19,7 +19,9 @@ constexpr std::size_t kNever = std::numeric_limits<std::size_t>::max();
 
 class GradientAllocator final : public c10::Allocator {
  public:
-  explicit GradientAllocator(c10::Allocator* before) : before_(before) { before_deleter() = before->raw_deleter(); }
+  explicit GradientAllocator(c10::Allocator* before) : before_(before) {
+    before_deleter() = before->raw_deleter();
+  }
 
   c10::DataPtr allocate(std::size_t bytes) override {
     if (bytes >= least_.load(std::memory_order_relaxed) &&
@@ -81,7 +83,8 @@ class GradientAllocator final : public c10::Allocator {
   }
 
   c10::Allocator* const before_;
-  std::atomic<std::size_t> least_{kNever};  // the smallest expected: most calls need look no further
+  std::atomic<std::size_t> least_{
+      kNever};  // the smallest expected: most calls need look no further
   std::mutex mutex_;
   std::map<std::size_t, std::size_t> expected_;  // how often, by bytes. Guarded by mutex_.
 };

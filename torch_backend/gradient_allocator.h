@@ -3,10 +3,11 @@
 // Note [Gradients in the arena]
 // With zero_grad(set_to_none=True), torch's default, a parameter's .grad is whatever tensor the
 // backward pass made for it: autograd takes it as it is, without a copy. So that it can be reduced
-// in place, it has to be made in the arena to begin with. torch's CPU allocator is therefore wrapped
-// once, when the first DistributedOptimizer asks: what autograd allocates during a backward pass,
-// with exactly the size of a gradient that is waited for, comes from the arena; everything else, and
-// all of it where the arena is full or off, comes from the allocator that was there before.
+// in place, it has to be made in the arena to begin with. torch's CPU allocator is therefore
+// wrapped once, when the first DistributedOptimizer asks: what autograd allocates during a backward
+// pass, with exactly the size of a gradient that is waited for, comes from the arena; everything
+// else, and all of it where the arena is full or off, comes from the allocator that was there
+// before.
 #pragma once
 
 #include <cstddef>

@@ -73,8 +73,8 @@ GradientHooks::GradientHooks(const std::vector<at::Tensor>& parameters, int pass
   state_->callbacks = std::move(callbacks);
   state_->passes_left.assign(parameters.size(), passes);
   for (std::size_t i = 0; i < parameters.size(); ++i) {
-    TORCH_CHECK_VALUE(parameters[i].requires_grad() && parameters[i].is_leaf(),
-                      "horon: parameter ", i, " needs no gradient, or is not a leaf.");
+    TORCH_CHECK_VALUE(parameters[i].requires_grad() && parameters[i].is_leaf(), "horon: parameter ",
+                      i, " needs no gradient, or is not a leaf.");
     Accumulator accumulator = torch::autograd::impl::grad_accumulator(parameters[i]);
     using Variables = torch::autograd::variable_list;
     const std::uintptr_t key =

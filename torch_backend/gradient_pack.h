@@ -1,5 +1,5 @@
-// Small gradients, side by side in one buffer: moved there in C++, since a loop in Python would take
-// longer than their reduction.
+// Small gradients, side by side in one buffer: moved there in C++, since a loop in Python would
+// take longer than their reduction.
 #pragma once
 
 #include <ATen/ATen.h>

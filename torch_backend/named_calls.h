@@ -1,5 +1,5 @@
-// The calls that scripts make by the thousand, past pybind11: its conversions of arguments would cost
-// more than the rest of the call.
+// The calls that scripts make by the thousand, past pybind11: its conversions of arguments would
+// cost more than the rest of the call.
 #pragma once
 
 #include <torch/csrc/utils/pybind.h>

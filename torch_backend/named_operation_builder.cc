@@ -187,9 +187,9 @@ OperationPtr named_allreduce_again(const RequestPtr& request, const at::Tensor& 
   const auto is_easy = [](const at::Tensor& one) {
     return one.layout() == c10::kStrided && one.is_cpu() && is_plain(one);
   };
-  if (!is_easy(tensor) || (!output.is_same(tensor) &&
-                           !(is_easy(output) && output.sizes() == tensor.sizes() &&
-                             output.scalar_type() == tensor.scalar_type()))) {
+  if (!is_easy(tensor) ||
+      (!output.is_same(tensor) && !(is_easy(output) && output.sizes() == tensor.sizes() &&
+                                    output.scalar_type() == tensor.scalar_type()))) {
     return nullptr;
   }
   auto operation = std::make_shared<TensorOperation>();

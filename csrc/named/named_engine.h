@@ -168,7 +168,7 @@ class NamedEngine {
   std::condition_variable changed_;  // for waiters: something is done, or nobody attends
   std::vector<Operation> queue_;
   std::uint64_t queued_bytes_ = 0;
-  Clock::time_point gather_until_;  // of what is in the queue; see kGather
+  Clock::time_point gather_until_;                  // of what is in the queue; see kGather
   std::unordered_set<std::string_view> in_flight_;  // the operations' keys
   std::unordered_map<std::uint64_t, Operation> operations_;
   std::uint64_t next_handle_ = 1;
@@ -191,7 +191,7 @@ class NamedEngine {
   std::unique_ptr<Agreement> agreement_;  // on rank 0
   SignatureCache cache_;
   Announced announced_;
-  std::deque<Step> steps_;                                // agreed
+  std::deque<Step> steps_;  // agreed
   std::map<int, std::unique_ptr<BatchExecutor>> executors_;
   std::vector<Operation> finished_;  // to be published
   bool has_said_goodbye_ = false;

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import torch
 
-from horon import _arena, _C
+from horon import _C, _arena
 from horon.torch.compression import Compressor, NoneCompressor, dtype_sent_by
 
 _NO_GRAPH = "horon: gradients that have gradients themselves (create_graph=True) can not be reduced"

@@ -205,10 +205,7 @@ class GradientReducer:
             for parts in layout
         ]
         number_of = {
-            slot: number
-            for number, bucket in enumerate(self._buckets)
-            for part in bucket.parts
-            for slot in part.slots
+            slot: number for number, bucket in enumerate(self._buckets) for part in bucket.parts for slot in part.slots
         }
         self._hooks.set_buckets([number_of[slot] for slot in self._slots])
         number = id_of(options.process_set)
@@ -280,4 +277,3 @@ class GradientReducer:
                 f"this one's are not those of rank(s) {others} of the process set. Build the same model and optimizer "
                 "on all ranks."
             )
-
