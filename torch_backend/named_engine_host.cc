@@ -133,6 +133,13 @@ bool NamedEngineHost::poll(std::uint64_t handle) const { return engine().poll(ha
 OperationPtr NamedEngineHost::make_allreduce(int process_set, const at::Tensor& tensor,
                                              const at::Tensor& output, std::string_view name,
                                              const Reduced& how) {
+  if (tensor.layout() != c10::kStrided) {
+    throw UsageError(concat("Tensor type ", tensor.toString(), " with layout ",
+                            c10::str(tensor.layout()), " is not supported."));
+  }
+  if (!tensor.is_contiguous()) {
+    throw UsageError("Tensor is required to be contiguous.");
+  }
   if (const RequestPtr known = recent_.find(name, tensor, how, process_set)) {
     if (OperationPtr again = named_allreduce_again(known, tensor, output)) {
       return again;

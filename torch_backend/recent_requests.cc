@@ -6,7 +6,7 @@ namespace horon::torch_backend {
 namespace {
 
 // Names that never come again must not fill the memory.
-constexpr std::size_t kMaxRequests = std::size_t{1} << 16;
+constexpr std::size_t kMaxRequests = std::size_t{1} << 15;
 
 }  // namespace
 

@@ -50,7 +50,6 @@ constexpr Knob kWithoutMeaning[] = {
     {"THREAD_AFFINITY", "the background thread sleeps while others wait for results"},
     {"NUM_FINALIZER_THREADS", "there are no finalizer threads"},
     {"DYNAMIC_PROCESS_SETS", "process sets can always be added"},
-    {"STALL_CHECK_DISABLE", "use HOROVOD_STALL_CHECK_TIME_SECONDS=0"},
     {"CPU_OPERATIONS", "there is one implementation"},
     {"CONTROLLER", "there is one implementation"},
 };
@@ -65,6 +64,9 @@ NamedOptions NamedOptions::from_environment() {
   constexpr std::uint64_t kMaxSeconds = std::uint64_t{365} * 24 * 3600;
   if (const auto time = read_number("STALL_CHECK_TIME_SECONDS", "seconds")) {
     options.stall_check = std::chrono::seconds(std::min(*time, kMaxSeconds));
+  }
+  if (const auto is_off = read_number("STALL_CHECK_DISABLE", "0 or 1"); is_off.value_or(0) != 0) {
+    options.stall_check = std::chrono::seconds(0);
   }
   if (const auto time = read_number("STALL_SHUTDOWN_TIME_SECONDS", "seconds")) {
     options.stall_shutdown = std::chrono::seconds(std::min(*time, kMaxSeconds));

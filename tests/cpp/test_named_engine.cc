@@ -2,6 +2,7 @@
 #include <latch>
 #include <numeric>
 #include <random>
+#include <thread>
 
 #include "catch.h"
 #include "named_ranks.h"
@@ -254,4 +255,47 @@ TEST_CASE("named engine: again and again") {
   for (int i = 0; i < 20; ++i) {
     run_engines(2, [](NamedEngine&, int) {});
   }
+}
+
+TEST_CASE("named engine: a burst that nobody waits for is carried out all the same") {
+  run_engines(2, [](NamedEngine& engine, int /*rank*/) {
+    for (int round = 0; round < 3; ++round) {
+      std::vector<std::uint64_t> handles;
+      for (int i = 0; i < 50; ++i) {
+        handles.push_back(engine.submit(all_reduce(concat("t", i), {1.0F})));
+      }
+      // Only looked at: the background thread has to do it.
+      const Deadline deadline = patient();
+      for (const std::uint64_t handle : handles) {
+        while (!engine.poll(handle)) {
+          expect(!deadline.has_passed(), "it was never carried out");
+          std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        }
+      }
+      for (const std::uint64_t handle : handles) {
+        expect(engine.wait(handle, nullptr) != nullptr, "the handle is gone");
+        expect(engine.wait(handle, nullptr) == nullptr, "the handle is still there");
+      }
+    }
+  });
+}
+
+TEST_CASE("named engine: threads that submit and wait at once") {
+  run_engines(2, [](NamedEngine& engine, int /*rank*/) {
+    std::vector<std::thread> threads;
+    std::atomic<int> wrong{0};
+    for (int thread = 0; thread < 3; ++thread) {
+      threads.emplace_back([&engine, &wrong, thread] {
+        for (int i = 0; i < 100; ++i) {
+          const auto step = all_reduce(concat("thread", thread), {1.0F});
+          const auto done = engine.wait(engine.submit(step, thread != 0), nullptr);
+          wrong += done == nullptr || done->error || step->data[0] != 2;
+        }
+      });
+    }
+    for (std::thread& thread : threads) {
+      thread.join();
+    }
+    expect(wrong == 0, "wrong sums");
+  });
 }
