@@ -236,6 +236,10 @@ def report(rounds: dict[str, list[Results]], arguments: argparse.Namespace, mach
         document = {"machine": machine, "benchmark": "horovod_peer", "ranks": arguments.ranks}
         document.update(medians=medians, rounds=rounds)
         arguments.json.write_text(json.dumps(document, indent=1) + "\n")
+    if arguments.plot:
+        from plots import plot_cases
+
+        plot_cases(arguments.plot, f"{arguments.ranks} ranks, {machine['cpu']}", medians)
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -247,6 +251,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--peers", type=Path, default=Path(".venv-peers"), help="what build_peers.sh made")
     parser.add_argument("--timeout", type=float, default=300, help="seconds for one contender's round")
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--plot", type=Path, help="an image of times and speeds; needs matplotlib")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     parser.add_argument("--round", type=int, default=0, help=argparse.SUPPRESS)
     parser.add_argument("--out", type=Path, help=argparse.SUPPRESS)

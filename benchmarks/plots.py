@@ -109,3 +109,37 @@ def plot_speeds(path: Path, title: str, speeds: Mapping[str, Mapping[str, float]
         axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=150)
     pyplot.close(figure)
+
+
+def plot_cases(path: Path, title: str, medians: Mapping[str, Mapping[str, float]]) -> None:
+    """Writes bars: times of operations (logarithmic), and steps as shares of the speed without communication.
+
+    Args:
+        path: The image; its suffix gives the format.
+        title: One line above both panels.
+        medians: By contender and case: microseconds, or shares where the case begins with "step".
+    """
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, panels = pyplot.subplots(1, 2, figsize=(12, 4.5), layout="constrained", width_ratios=(2, 1))
+    figure.suptitle(title, fontsize=11)
+    colors = dict(zip(medians, (_SUBJECT["color"], *_PEERS), strict=False))
+    for panel, is_share in zip(panels, (False, True), strict=True):
+        cases = [case for case in next(iter(medians.values())) if case.startswith("step") == is_share]
+        width = 0.8 / len(medians)
+        for number, (contender, found) in enumerate(medians.items()):
+            heights = [100 * found[case] if is_share else found[case] for case in cases]
+            places = [index + (number - (len(medians) - 1) / 2) * width for index in range(len(cases))]
+            bars = panel.bar(places, heights, width, label=contender, color=colors[contender])
+            panel.bar_label(bars, fmt="%.0f" if is_share else "%.3g", fontsize=8)
+        panel.set_xticks(range(len(cases)), cases)
+        panel.spines[["top", "right"]].set_visible(False)
+        panel.set_ylabel("% of the speed without communication" if is_share else "us, median")
+        if not is_share:
+            panel.set_yscale("log")
+    panels[0].legend(frameon=False)
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)
