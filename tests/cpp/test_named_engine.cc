@@ -168,7 +168,8 @@ TEST_CASE("named engine: uneven data and join") {
     for (int i = 0; i < 3 * rank; ++i) {
       auto step = all_reduce(concat("u", i), {1.0F});
       must_complete(engine, step);
-      expect(step->data[0] == static_cast<float>(2 - i / 3), "joined ranks count as zeros");
+      const int n_joined = i / 3;
+      expect(step->data[0] == static_cast<float>(2 - n_joined), "joined ranks count as zeros");
     }
     auto join = std::make_shared<SignalOperation>(NamedKind::kJoin, kJoinName);
     must_complete(engine, join);
@@ -260,8 +261,10 @@ TEST_CASE("named engine: again and again") {
 TEST_CASE("named engine: a burst that nobody waits for is carried out all the same") {
   run_engines(2, [](NamedEngine& engine, int /*rank*/) {
     for (int round = 0; round < 3; ++round) {
+      constexpr int kBurst = 50;
       std::vector<std::uint64_t> handles;
-      for (int i = 0; i < 50; ++i) {
+      handles.reserve(kBurst);
+      for (int i = 0; i < kBurst; ++i) {
         handles.push_back(engine.submit(all_reduce(concat("t", i), {1.0F})));
       }
       // Only looked at: the background thread has to do it.
@@ -282,9 +285,11 @@ TEST_CASE("named engine: a burst that nobody waits for is carried out all the sa
 
 TEST_CASE("named engine: threads that submit and wait at once") {
   run_engines(2, [](NamedEngine& engine, int /*rank*/) {
+    constexpr int kThreads = 3;
     std::vector<std::thread> threads;
+    threads.reserve(kThreads);
     std::atomic<int> wrong{0};
-    for (int thread = 0; thread < 3; ++thread) {
+    for (int thread = 0; thread < kThreads; ++thread) {
       threads.emplace_back([&engine, &wrong, thread] {
         for (int i = 0; i < 100; ++i) {
           const auto step = all_reduce(concat("thread", thread), {1.0F});
