@@ -97,7 +97,7 @@ PyObject* take(PyObject* capsule, PyObject* handle) {
     if (!done) {
       Py_RETURN_NONE;
     }
-    if (done->is_plain) {
+    if (done->returns_tensor) {
       return THPVariable_Wrap(std::move(results.front()));
     }
     return py::cast(std::move(results)).release().ptr();

@@ -147,7 +147,7 @@ OperationPtr NamedEngineHost::make_allreduce(int process_set, const at::Tensor& 
   }
   OperationPtr operation =
       named_allreduce(view(process_set), {tensor}, {output}, {std::string(name)}, how);
-  operation->is_plain = true;
+  operation->returns_tensor = true;
   recent_.keep(operation->request);
   return operation;
 }
@@ -214,10 +214,10 @@ bool NamedEngineHost::remove_process_set(int id) {
   if (id == 0 || std::find(known.begin(), known.end(), id) == known.end()) {
     return false;
   }
-  recent_.clear();  // their process set is not looked at again
   const std::string name = "horon.process_set.remove";
   change_sets(named_signal(NamedKind::kRemoveProcessSet, 0,
                            concat(name, '.', engine().next_number(name)), {}, id));
+  recent_.clear();  // whose process set would not be looked at again
   return true;
 }
 

@@ -194,7 +194,7 @@ OperationPtr named_allreduce_again(const RequestPtr& request, const at::Tensor& 
   }
   auto operation = std::make_shared<TensorOperation>();
   operation->request = request;
-  operation->is_plain = true;
+  operation->returns_tensor = true;
   operation->rows.push_back(0);
   operation->inputs.push_back(tensor);
   operation->outputs.push_back(output);

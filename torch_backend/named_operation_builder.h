@@ -22,10 +22,10 @@ class TensorOperation final : public NamedOperation {
   // when the operation has succeeded.
   TensorList take_results();
 
-  bool is_plain = false;  // the caller gets a tensor, not a list
-  TensorList inputs;      // contiguous
-  TensorList outputs;     // the caller's; made by allocate() where sizes are not known before
-  TensorList written;     // contiguous; the same as outputs, or stand-ins
+  bool returns_tensor = false;  // the caller gets a tensor, not a list
+  TensorList inputs;            // contiguous
+  TensorList outputs;           // the caller's; made by allocate() where sizes are not known before
+  TensorList written;           // contiguous; the same as outputs, or stand-ins
 };
 
 // What a process set looks like from this rank.

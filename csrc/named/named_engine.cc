@@ -92,12 +92,13 @@ std::uint64_t NamedEngine::submit(const Operation& operation, bool will_wait) {
     }
   }
   operations_[handle] = operation;
-  const bool is_first = queue_.empty();
   queue_.push_back(operation);
   if (will_wait && attendant_ != Attendant::kForeground) {
     return handle;
   }
-  if (is_first) {
+  const bool must_tell = !is_queue_told_;
+  if (must_tell) {
+    is_queue_told_ = true;
     queued_bytes_ = 0;
     gather_until_ = Clock::now() + kGather;
   }
@@ -109,7 +110,7 @@ std::uint64_t NamedEngine::submit(const Operation& operation, bool will_wait) {
   if (has_enough) {
     gather_until_ = {};
   }
-  if (is_first || has_enough) {
+  if (must_tell || has_enough) {
     if (attendant_ != Attendant::kNone) {
       channel_->wake();
     } else if (n_waiters_ == 0) {

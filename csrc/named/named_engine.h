@@ -167,6 +167,7 @@ class NamedEngine {
   // Guarded by mutex_:
   std::condition_variable changed_;  // for waiters: something is done, or nobody attends
   std::vector<Operation> queue_;
+  bool is_queue_told_ = false;  // somebody who attends will look at the queue
   std::uint64_t queued_bytes_ = 0;
   Clock::time_point gather_until_;                  // of what is in the queue; see kGather
   std::unordered_set<std::string_view> in_flight_;  // the operations' keys

@@ -62,6 +62,7 @@ bool NamedEngine::announce_queued(bool gathers) {
     wants_goodbye = wants_goodbye_;
     if (!gathers || wants_goodbye || gather_time().count() <= 0) {
       submitted.swap(queue_);
+      is_queue_told_ = false;
     }
   }
   if (is_failed_) {

@@ -262,6 +262,7 @@ void NamedEngine::fail_everything(const std::string& reason) {
       failure_ = reason;
     }
     queued.swap(queue_);
+    is_queue_told_ = false;
     changed_.notify_all();
   }
   for (const Operation& operation : queued) {

@@ -283,6 +283,20 @@ TEST_CASE("named engine: a burst that nobody waits for is carried out all the sa
   });
 }
 
+TEST_CASE("named engine: a caller that broke its promise to wait keeps nobody") {
+  run_engines(2, [](NamedEngine& engine, int /*rank*/) {
+    must_complete(engine, all_reduce("first", {1.0F}));
+    std::this_thread::sleep_for(std::chrono::milliseconds(200));  // the background thread sleeps
+    const std::uint64_t abandoned = engine.submit(all_reduce("a", {1.0F}), true);
+    const std::uint64_t handle = engine.submit(all_reduce("b", {1.0F}));
+    const Deadline deadline = patient();
+    while (!engine.poll(handle) || !engine.poll(abandoned)) {
+      expect(!deadline.has_passed(), "it was never carried out");
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+  });
+}
+
 TEST_CASE("named engine: threads that submit and wait at once") {
   run_engines(2, [](NamedEngine& engine, int /*rank*/) {
     constexpr int kThreads = 3;
