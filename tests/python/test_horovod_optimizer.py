@@ -252,7 +252,7 @@ def _only_gradients_in_the_arena(rank: int, size: int) -> None:
             _loss(model, 1, rank).backward()
             optimizer.step()
         after = horon.arena_statistics()["used_bytes"]
-        assert after <= before + 2 * 4 * 300 * 300, (before, after)  # what autograd made last, and no more
+        assert after < before + 2 * 4 * 300 * 300, (before, after)  # what autograd made last, and no more
         kept = model[2].weight.grad.clone()
         assert kept.isfinite().all()
         gradient = model[2].weight.grad
@@ -266,7 +266,8 @@ def _only_gradients_in_the_arena(rank: int, size: int) -> None:
 
 
 def test_nothing_but_gradients_is_made_in_the_arena() -> None:
-    run_ranks(_only_gradients_in_the_arena, 2)
+    # No fusion: its buffer, which lies in the arena too, would be made at a time that depends on the threads.
+    run_ranks(_only_gradients_in_the_arena, 2, env={"HORON_FUSION_THRESHOLD": "0"})
 
 
 def test_gradients_elsewhere_without_an_arena() -> None:
