@@ -13,7 +13,8 @@ and p99 are over all calls of all ranks. Every contender's result is checked onc
 Contenders: horon; horon-arena (tensors from horon.empty); horon-op (torch.ops.horon.all_reduce_); gloo; mpi (Open MPI
 through mpi4py on NumPy views), horovod, deepspeed (its shared-memory all-reduce): see build_peers.sh; fake (PyTorch's
 backend that does nothing, without a flight recorder); noop (a third-party backend that does nothing: the floor of a
-call); memcpy (each rank copies what it would receive); memcpy-all (each rank copies the larger side of the call).
+call); noop-work (the same, but it tells the flight recorder that operations have ended, as horon does); memcpy (each
+rank copies what it would receive); memcpy-all (each rank copies the larger side of the call).
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ kBatchSeconds = 0.02
 kBatchCalls = (8, 1000)  # least and most calls of a small batch
 kLeastRounds = 5
 kDividesTensor = ("all_gather", "reduce_scatter", "all_to_all", "gather", "scatter")
-kMovesNothing = ("fake", "noop")
+kMovesNothing = ("fake", "noop", "noop-work")
 kReferences = (*kMovesNothing, "memcpy", "memcpy-all")
 
 
@@ -113,7 +114,7 @@ class Driver:
             missing = why_missing(family_name, peers) if is_peer else None
             if missing is None:
                 python = peer_python(peers) if is_peer else Path(sys.executable)
-                extra = noop.environment() if "noop" in members else {}
+                extra = noop.environment() if any(name.startswith("noop") for name in members) else {}
                 family = self._families[family_name] = Family(family_name, self._n_ranks)
                 commands = launch_commands(family_name, self._n_ranks, python, mpi_args)
                 try:

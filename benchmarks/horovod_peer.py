@@ -11,6 +11,8 @@ Measured, on two ranks with one thread each:
     step mlp, step small-layers     a training step of the models of ddp_step.py with a DistributedOptimizer (on Gloo:
                                     DistributedDataParallel), as a share of the speed of the same processes without
                                     communication
+    wait mlp, wait small-layers     the same with a barrier between backward pass and optimizer step instead of any
+                                    communication: what is lost by waiting for the slower rank alone
 
 The contenders take turns, round by round, each in fresh processes of its own; the numbers are medians over the rounds
 of each round's median over the ranks. A contender that is not installed is named and left out.
@@ -138,46 +140,49 @@ def measure(contender: str, round_index: int, quick: bool) -> tuple[int, Results
         lambda: library.many(tensors, next(orders)), library.barrier, 0.01
     )
     for model in kModels:
-        results[f"step {model}"] = measure_step(library, model, 4 if quick else 10)
+        results |= measure_step(library, model, 4 if quick else 10)
     everyones = library.gather(results)
     return library.rank, {case: statistics.median(one[case] for one in everyones) for case in results}
 
 
-def measure_step(library: Any, model_name: str, blocks: int) -> float:
-    """The median over blocks of the time of a step without communication / with it; the two take turns."""
+def measure_step(library: Any, model_name: str, blocks: int) -> Results:
+    """Medians over blocks of the time of a step without communication / with it; they take turns."""
     import torch
     from ddp_step import make_model
     from torch import nn
 
-    variants = []
-    for is_distributed in (False, True):
+    variants: dict[str, Any] = {}
+    for name in ("alone", "wait", "step"):
         model, make_batch = make_model(model_name)
         optimizer: Any = torch.optim.SGD(model.parameters(), lr=1e-3)
-        if is_distributed:
+        if name == "step":
             model, optimizer = library.wrap(model, optimizer)
         torch.manual_seed(library.rank + 1)
-        variants.append((model, optimizer, itertools.cycle([make_batch() for _ in range(4)])))
+        variants[name] = (model, optimizer, itertools.cycle([make_batch() for _ in range(4)]))
 
-    def step(variant: int) -> float:
-        model, optimizer, batches = variants[variant]
+    def step(name: str) -> float:
+        model, optimizer, batches = variants[name]
         inputs, targets = next(batches)
         started = time.perf_counter_ns()
         optimizer.zero_grad()
         nn.functional.mse_loss(model(inputs), targets).backward()
+        if name == "wait":
+            library.barrier()
         optimizer.step()
         return (time.perf_counter_ns() - started) / 1e3
 
-    for variant in (0, 1):
+    for name in variants:
         for _ in range(3):
-            step(variant)
-    ratios = []
+            step(name)
+    ratios: dict[str, list[float]] = {"wait": [], "step": []}
     for _ in range(blocks):
-        medians = []
-        for variant in (0, 1):
+        medians = {}
+        for name in variants:
             library.barrier()
-            medians.append(statistics.median([step(variant) for _ in range(kLeadInSteps + 4)][kLeadInSteps:]))
-        ratios.append(medians[0] / medians[1])
-    return statistics.median(ratios)
+            medians[name] = statistics.median([step(name) for _ in range(kLeadInSteps + 4)][kLeadInSteps:])
+        for name, found in ratios.items():
+            found.append(medians["alone"] / medians[name])
+    return {f"{name} {model_name}": statistics.median(found) for name, found in ratios.items()}
 
 
 def worker_main(arguments: argparse.Namespace) -> int:
@@ -220,7 +225,7 @@ def report(rounds: dict[str, list[Results]], arguments: argparse.Namespace, mach
     }
     rows = []
     for case in cases:
-        is_share = case.startswith("step")
+        is_share = case.startswith(("step", "wait"))
         row = [case + ("" if is_share else " (us)")]
         for contender in contenders:
             low, high = spreads[contender][case]

@@ -57,7 +57,7 @@ def is_built() -> bool:
 
 
 def register() -> None:
-    """Makes "noop" known to torch.distributed; for processes with `environment()`."""
+    """Makes "noop" and "noopwork" known to torch.distributed; for processes with `environment()`."""
     import torch.distributed as dist
 
     if "NOOP" in dist.Backend._plugins:
@@ -67,7 +67,8 @@ def register() -> None:
     module: Any = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
 
-    def create(store: Any, rank: int, size: int, timeout: Any) -> Any:
-        return module.create(rank, size)
+    def make(reports: bool) -> Any:
+        return lambda store, rank, size, timeout: module.create(rank, size, reports)
 
-    dist.Backend.register_backend("noop", create, devices=["cpu"])
+    dist.Backend.register_backend("noop", make(reports=False), devices=["cpu"])
+    dist.Backend.register_backend("noopwork", make(reports=True), devices=["cpu"])

@@ -1,10 +1,18 @@
 // A c10d backend that does nothing: what a call through torch.distributed costs any backend that is
 // not PyTorch's own. Synchronous operations return a null Work, which is the least that c10d
-// allows.
+// allows. Asked to report, it returns a finished Work instead and tells the flight recorder so
+// (torch 2.15), which is the least for a backend whose operations are not to look as if they hung.
 #include <torch/csrc/utils/pybind.h>
+
+#include <atomic>
+#include <map>
 
 #include <torch/python.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
+
+#if __has_include(<torch/csrc/distributed/c10d/Hooks.hpp>)
+#define HORON_NOOP_HAS_HOOKS 1
+#endif
 
 namespace py = pybind11;
 
@@ -13,6 +21,8 @@ namespace {
 class DoneWork final : public c10d::Work {
  public:
   explicit DoneWork(std::vector<at::Tensor> tensors) : tensors_(std::move(tensors)) {}
+  DoneWork(std::vector<at::Tensor> tensors, std::uint64_t key)
+      : tensors_(std::move(tensors)), key_(key) {}
 
   bool isCompleted() override { return true; }
   bool isSuccess() const override { return true; }
@@ -24,9 +34,13 @@ class DoneWork final : public c10d::Work {
     future->markCompleted(c10::IValue(tensors_));
     return future;
   }
+#if HORON_NOOP_HAS_HOOKS
+  uint64_t getCompletionKey() const override { return key_; }
+#endif
 
  private:
   const std::vector<at::Tensor> tensors_;
+  const std::uint64_t key_ = 0;
 };
 
 class NoopBackend final : public c10d::Backend {
@@ -34,7 +48,16 @@ class NoopBackend final : public c10d::Backend {
   using WorkPtr = c10::intrusive_ptr<c10d::Work>;
   using Tensors = std::vector<at::Tensor>;
 
-  using c10d::Backend::Backend;
+  NoopBackend(int rank, int size, bool reports)
+      : c10d::Backend(rank, size), reports_(reports) {}
+
+#if HORON_NOOP_HAS_HOOKS
+  bool supportsCompletionHooks() const override { return reports_; }
+  void registerCompletionHook(int64_t id, c10d::CompletionHook hook) override {
+    hooks_[id] = std::move(hook);
+  }
+  void unregisterCompletionHook(int64_t id) override { hooks_.erase(id); }
+#endif
 
   const std::string getBackendName() const override { return "noop"; }
   c10::intrusive_ptr<Options> getBackendOptions() override {
@@ -78,16 +101,33 @@ class NoopBackend final : public c10d::Backend {
   WorkPtr recv(Tensors&, int, int) override { return done(true); }
 
  private:
-  static WorkPtr done(bool is_async, const Tensors& tensors = {}) {
-    return is_async ? WorkPtr(c10::make_intrusive<DoneWork>(tensors)) : WorkPtr();
+  WorkPtr done(bool is_async, const Tensors& tensors = {}) {
+    if (!reports_) {
+      return is_async ? WorkPtr(c10::make_intrusive<DoneWork>(tensors)) : WorkPtr();
+    }
+    static std::atomic<std::uint64_t> keys{std::uint64_t{1} << 62};  // never used by others here
+    const std::uint64_t key = ++keys;
+#if HORON_NOOP_HAS_HOOKS
+    for (const auto& [id, hook] : hooks_) {
+      c10d::CompletionHookArgs args;
+      args.completionKey = key;
+      hook(args);
+    }
+#endif
+    return c10::make_intrusive<DoneWork>(tensors, key);
   }
+
+  const bool reports_;
+#if HORON_NOOP_HAS_HOOKS
+  std::map<std::int64_t, c10d::CompletionHook> hooks_;  // of one thread
+#endif
 };
 
 }  // namespace
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   py::module_::import("torch.distributed");  // registers the base class
-  module.def("create", [](int rank, int size) -> c10::intrusive_ptr<c10d::Backend> {
-    return c10::make_intrusive<NoopBackend>(rank, size);
+  module.def("create", [](int rank, int size, bool reports) -> c10::intrusive_ptr<c10d::Backend> {
+    return c10::make_intrusive<NoopBackend>(rank, size, reports);
   });
 }

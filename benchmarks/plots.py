@@ -18,6 +18,7 @@ _PEERS = ("#1f4e79", "#3c8d5a", "#b8860b", "#6a5acd")
 _REFERENCES: dict[str, Any] = {
     "fake": {"linestyle": ":"},
     "noop": {"linestyle": (0, (1, 3))},
+    "noop-work": {"linestyle": (0, (1, 5))},
     "memcpy": {"linestyle": "--"},
     "memcpy-all": {"linestyle": "-."},
 }
@@ -128,7 +129,8 @@ def plot_cases(path: Path, title: str, medians: Mapping[str, Mapping[str, float]
     figure.suptitle(title, fontsize=11)
     colors = dict(zip(medians, (_SUBJECT["color"], *_PEERS), strict=False))
     for panel, is_share in zip(panels, (False, True), strict=True):
-        cases = [case for case in next(iter(medians.values())) if case.startswith("step") == is_share]
+        known = [case for case in next(iter(medians.values())) if not case.startswith("wait")]
+        cases = [case for case in known if case.startswith("step") == is_share]
         width = 0.8 / len(medians)
         for number, (contender, found) in enumerate(medians.items()):
             heights = [100 * found[case] if is_share else found[case] for case in cases]
