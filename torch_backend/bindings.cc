@@ -12,6 +12,7 @@
 #include "gradient_pack.h"
 #include "live_groups.h"
 #include "named_engine_binding.h"
+#include "operator_call.h"
 #include "operators.h"
 #include "process_arena.h"
 #include "reduce/reduce.h"
@@ -155,6 +156,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   });
   bind_named_engine(module);
   bind_gradient_hooks(module);
+  shorten_operator_calls();
   module.def("register_ddp_arena_hook", &register_ddp_arena_hook, py::arg("reducer"),
              py::arg("group"), py::arg("keep_old_memory"));
 }

@@ -52,16 +52,14 @@ c10::intrusive_ptr<c10d::Backend> find_horon(std::string_view group_name) {
 }
 
 void all_reduce_(const at::Tensor& tensor, std::string_view op, std::string_view group_name) {
-  const c10d::ReduceOp reduce_op = reduce_op_named(op);
-  if (const auto backend = find_horon(group_name)) {
-    static_cast<HoronBackend&>(*backend).all_reduce_blocking(tensor, reduce_op);
+  if (all_reduce_in_group(tensor, op, group_name)) {
     return;
   }
   // Wrapped for TORCH_DISTRIBUTED_DEBUG=DETAIL, or another backend: the same result.
   const auto group = c10d::resolve_process_group(std::string(group_name));
   std::vector<at::Tensor> tensors = {tensor};
   c10d::AllreduceOptions options;
-  options.reduceOp = reduce_op;
+  options.reduceOp = reduce_op_named(op);
   options.asyncOp = false;
   if (const auto work = group->allreduce(tensors, options)) {
     work->wait();
@@ -74,6 +72,17 @@ void trace_all_reduce_(const at::Tensor& /*tensor*/, std::string_view op,
 }
 
 }  // namespace
+
+bool all_reduce_in_group(const at::Tensor& tensor, std::string_view op,
+                         std::string_view group_name) {
+  const c10d::ReduceOp reduce_op = reduce_op_named(op);
+  const auto backend = find_horon(group_name);
+  if (!backend) {
+    return false;
+  }
+  static_cast<HoronBackend&>(*backend).all_reduce_blocking(tensor, reduce_op);
+  return true;
+}
 
 c10d::ReduceOp reduce_op_named(std::string_view name) {
   for (const auto& [known, op] : kOps) {
