@@ -114,7 +114,9 @@ void P2pEngine::help_until(FunctionRef<bool()> is_done,
 
 void P2pEngine::help(FunctionRef<bool()> is_done, const std::function<void()>* check_interrupt,
                      std::unique_lock<std::mutex>& lock) {
-  static thread_local WaitPolicy policy;
+  static thread_local WaitPolicy with_a_core(false);
+  static thread_local WaitPolicy in_crowd(true);
+  WaitPolicy& policy = peers_->is_crowded ? in_crowd : with_a_core;
   RankWords& own = segment_->words(peers_->rank);
   Clock::time_point next_check = Clock::now() + kLookAround;
   while (true) {
@@ -142,7 +144,7 @@ void P2pEngine::help(FunctionRef<bool()> is_done, const std::function<void()>* c
 
 void P2pEngine::background_loop() {
   name_this_thread("horon-p2p");
-  WaitPolicy policy;
+  WaitPolicy policy(peers_->is_crowded);
   RankWords& own = segment_->words(peers_->rank);
   Clock::time_point next_look = Clock::now() + kLookAround;
   Clock::time_point last_busy = Clock::now();

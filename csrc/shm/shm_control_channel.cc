@@ -33,6 +33,7 @@ ShmControlChannel::ShmControlChannel(std::unique_ptr<SharedGroup> group)
       segment_(&group_->segment),
       peers_(&group_->peers),
       own_(&segment_->words(peers_->rank)),
+      policy_(peers_->is_crowded),
       outgoing_(peers_->peers.size()),
       incoming_(peers_->peers.size()) {}
 
@@ -40,6 +41,7 @@ ShmControlChannel::ShmControlChannel(Segment* segment, const Peers* peers)
     : segment_(segment),
       peers_(peers),
       own_(&segment_->words(peers_->rank)),
+      policy_(peers_->is_crowded),
       outgoing_(peers_->peers.size()),
       incoming_(peers_->peers.size()) {}
 

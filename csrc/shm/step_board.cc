@@ -7,7 +7,8 @@
 
 namespace horon {
 
-StepBoard::StepBoard(Segment* segment, const Peers* peers) : segment_(segment), peers_(peers) {}
+StepBoard::StepBoard(Segment* segment, const Peers* peers)
+    : segment_(segment), peers_(peers), policy_(peers->is_crowded) {}
 
 void StepBoard::advance(Counter counter) {
   const std::uint32_t reached = ++own_[static_cast<int>(counter)];

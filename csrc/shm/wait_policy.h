@@ -1,10 +1,10 @@
 // How to wait for another process: the one policy that everything within a host uses.
 //
 // Note [Guarded yield]
-// At most 50 pauses, then sched_yield, each one timed, for 0.3 ms at most; then sleep on a futex.
-// With a core for every rank the pauses do; with more ranks than cores a yield hands the core to
-// the rank that is waited for. Beside busy neighbours a yield comes back late: then straight to the
-// futex for the next 256 waits, doubling up to 16,384 while that goes on.
+// A few pauses, then sched_yield, each one timed, for 0.3 ms at most; then sleep on a futex. With a
+// core for every rank the pauses do. With more ranks than cores a yield hands the core to the rank
+// that is waited for: the sooner, the better. Beside busy neighbours a yield comes back late: then
+// straight to the futex, see YieldTrust.
 #pragma once
 
 #include <sched.h>
@@ -12,6 +12,7 @@
 #include <cstdint>
 
 #include "core/deadline.h"
+#include "shm/yield_trust.h"
 
 namespace horon {
 
@@ -26,35 +27,31 @@ inline void pause_cpu() {
 // Thread safety: none; one per waiting thread at a time.
 class WaitPolicy {
  public:
+  // Crowded: more ranks than cores.
+  explicit WaitPolicy(bool is_crowded) : pauses_(is_crowded ? kPausesInCrowd : kPauses) {}
+
   // Spins and yields until `ready()` is true or it is time to sleep on a futex. Returns ready()'s
   // last value.
   template <typename Ready>
   bool spin(const Ready& ready) {
-    for (int i = 0; i < kPauses; ++i) {
+    for (int i = 0; i < pauses_; ++i) {
       if (ready()) {
         return true;
       }
       pause_cpu();
     }
-    if (futex_waits_left_ > 0) {
-      --futex_waits_left_;
+    if (!trust_.begin_wait()) {
       return ready();
     }
     const Clock::time_point start = Clock::now();
     Clock::time_point before = start;
     while (true) {
       ::sched_yield();
-      if (ready()) {
-        relax(Clock::now() - before);
-        return true;
-      }
+      const bool is_ready = ready();
       const Clock::time_point now = Clock::now();
-      if (now - before > kSlowYield) {
-        distrust_yield();
-        return false;
-      }
-      if (now - start > kYieldTime) {
-        return false;
+      const bool may_go_on = trust_.came_back_after(now - before);
+      if (is_ready || !may_go_on || now - start > kYieldTime) {
+        return is_ready;
       }
       before = now;
     }
@@ -62,27 +59,12 @@ class WaitPolicy {
 
  private:
   static constexpr int kPauses = 50;
-  static constexpr std::chrono::microseconds kSlowYield{200};
+  static constexpr int kPausesInCrowd = 8;
   // A wait that long is not about scheduling: the peer has something else to do.
   static constexpr std::chrono::microseconds kYieldTime{300};
-  static constexpr std::uint32_t kFirstPenalty = 256;
-  static constexpr std::uint32_t kMaxPenalty = 16384;
 
-  void distrust_yield() {
-    futex_waits_left_ = penalty_;
-    penalty_ = penalty_ * 2 > kMaxPenalty ? kMaxPenalty : penalty_ * 2;
-  }
-
-  void relax(Clock::duration last_yield) {
-    if (last_yield > kSlowYield) {
-      distrust_yield();
-    } else {
-      penalty_ = kFirstPenalty;
-    }
-  }
-
-  std::uint32_t futex_waits_left_ = 0;
-  std::uint32_t penalty_ = kFirstPenalty;
+  const int pauses_;
+  YieldTrust trust_;
 };
 
 }  // namespace horon

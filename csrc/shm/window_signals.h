@@ -36,8 +36,9 @@ class ExpectedSignal {
 // Thread safety: all methods.
 class IncomingSignals {
  public:
-  // Ownership: views of words that outlive it.
-  explicit IncomingSignals(SignalWords* words) : words_(words) {}
+  // Crowded: more ranks than cores. Ownership: views of words that outlive it.
+  IncomingSignals(SignalWords* words, bool is_crowded)
+      : words_(words), is_crowded_(is_crowded), policy_(is_crowded) {}
 
   // Takes the next signal, if it is there and nobody expects it.
   bool take_now();
@@ -64,6 +65,7 @@ class IncomingSignals {
   }
 
   SignalWords* const words_;
+  const bool is_crowded_;
   std::mutex mutex_;
   std::atomic<std::uint64_t> taken_{0};                   // changed under mutex_
   std::deque<std::shared_ptr<ExpectedSignal>> expected_;  // guarded by mutex_
