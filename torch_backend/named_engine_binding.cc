@@ -83,16 +83,17 @@ void bind_named_engine(py::module_& module) {
       .def(
           "allreduce",
           [](Host& self, const TensorList& tensors, const TensorList& outputs, const Names& names,
-             int op, double prescale, double postscale, int set, int priority, bool will_wait) {
+             int op, double prescale, double postscale, int set, int priority,
+             bool will_wait_later) {
             return translating([&] {
               return self.submit(named_allreduce(self.view(set), tensors, outputs, names,
                                                  {op, prescale, postscale, priority}),
-                                 will_wait);
+                                 will_wait_later && !self.has_spare_cores());
             });
           },
           py::arg("tensors"), py::arg("outputs"), py::arg("names"), py::arg("op"),
           py::arg("prescale"), py::arg("postscale"), py::arg("process_set"),
-          py::arg("priority") = 0, py::arg("will_wait") = false, NoGil())
+          py::arg("priority") = 0, py::arg("will_wait_later") = false, NoGil())
       .def(
           "allgather",
           [](Host& self, const TensorList& tensors, const Names& names, int set) {

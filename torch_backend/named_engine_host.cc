@@ -52,9 +52,9 @@ std::shared_ptr<std::byte> make_buffer(std::size_t bytes) {
   return {static_cast<std::byte*>(data), [](std::byte* dying) { std::free(dying); }};
 }
 
-std::unique_ptr<ControlChannel> make_channel(const c10::intrusive_ptr<c10d::Store>& store,
-                                             const GroupIdentity& identity, const Options& options,
-                                             const Deadline& deadline) {
+std::unique_ptr<SharedGroup> meet(const c10::intrusive_ptr<c10d::Store>& store,
+                                  const GroupIdentity& identity, const Options& options,
+                                  const Deadline& deadline) {
   StoreAdapter adapter(with_prefix("named/control", store));
   auto shared = rendezvous(adapter, identity, ShmControlChannel::options(options), deadline);
   if (!shared) {
@@ -62,7 +62,7 @@ std::unique_ptr<ControlChannel> make_channel(const c10::intrusive_ptr<c10d::Stor
         "named operations between ranks that do not share memory are not implemented yet: start "
         "all ranks on one host.");
   }
-  return std::make_unique<ShmControlChannel>(std::move(shared));
+  return shared;
 }
 
 void tell_about_knobs() {
@@ -92,7 +92,9 @@ NamedEngineHost::NamedEngineHost(const c10::intrusive_ptr<c10d::Store>& store, i
   NamedEngine::Parts parts;
   parts.rank = rank;
   parts.n_ranks = size;
-  parts.channel = make_channel(store, identity, options, Deadline::after(timeout));
+  auto shared = meet(store, identity, options, Deadline::after(timeout));
+  has_spare_cores_ = shared->peers.has_spare_cores;
+  parts.channel = std::make_unique<ShmControlChannel>(std::move(shared));
   parts.make_buffer = make_buffer;
   parts.make_lane = [store, rank, options, timeout, make_gloo = std::move(make_gloo)](
                         int id, const std::vector<int>& ranks) -> std::unique_ptr<ProcessSetLane> {

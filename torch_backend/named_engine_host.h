@@ -49,6 +49,9 @@ class NamedEngineHost {
   // Throws in a forked child.
   NamedEngine& engine() const;
   int rank() const { return rank_; }
+  // Whether a second thread of every rank has a core, so that communication can hide behind
+  // computation.
+  bool has_spare_cores() const { return has_spare_cores_; }
 
  private:
   int change_sets(const OperationPtr& operation);
@@ -56,6 +59,7 @@ class NamedEngineHost {
   const std::uint32_t fork_generation_ = fork_generation();
   const int rank_;
   const int size_;
+  bool has_spare_cores_ = false;
   std::unique_ptr<NamedEngine> engine_;
   RecentRequests recent_;
 };

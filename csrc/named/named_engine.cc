@@ -91,6 +91,8 @@ std::uint64_t NamedEngine::submit(const Operation& operation, bool will_wait) {
           "'. If you want to request another tensor, use a different tensor name."));
     }
   }
+  operation->is_promised = will_wait;
+  n_unpromised_ += will_wait ? 0 : 1;
   operations_[handle] = operation;
   queue_.push_back(operation);
   if (will_wait && attendant_ != Attendant::kForeground) {

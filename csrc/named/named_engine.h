@@ -66,8 +66,9 @@ class NamedEngine {
   NamedEngine(const NamedEngine&) = delete;
   NamedEngine& operator=(const NamedEngine&) = delete;
 
-  // Returns a handle. With `will_wait` the caller promises to wait at once, so that no other thread
-  // need wake up. Throws UsageError when a name is in flight already. Never blocks.
+  // Returns a handle. With `will_wait` the caller promises to wait, so that no other thread need
+  // wake up until then: it begins when somebody waits on this rank, or when others have waited for
+  // it for half a second. Throws UsageError when a name is in flight already. Never blocks.
   std::uint64_t submit(const std::shared_ptr<NamedOperation>& operation, bool will_wait = false);
 
   // Whether it is done. Throws UsageError for an unknown handle. Never blocks.
@@ -171,6 +172,7 @@ class NamedEngine {
   std::uint64_t queued_bytes_ = 0;
   Clock::time_point gather_until_;                  // of what is in the queue; see kGather
   std::unordered_set<std::string_view> in_flight_;  // the operations' keys
+  std::size_t n_unpromised_ = 0;                    // of those in flight, without will_wait
   std::unordered_map<std::uint64_t, Operation> operations_;
   std::uint64_t next_handle_ = 1;
   std::map<std::string, std::uint64_t> numbers_;

@@ -96,7 +96,7 @@ void NamedEngine::leave() {
   bool has_own = false;
   {
     const std::lock_guard lock(mutex_);
-    has_own = !in_flight_.empty();
+    has_own = n_unpromised_ > 0;
   }
   std::uint32_t seen = channel_->events();
   channel_->leave_to_background(!has_own);
@@ -177,7 +177,7 @@ std::uint32_t NamedEngine::attend_in_background() {
     {
       const std::lock_guard lock(mutex_);
       is_wanted = n_waiters_ > 0 || stop_thread_;
-      has_own = !in_flight_.empty();
+      has_own = n_unpromised_ > 0;
       is_gathering = !queue_.empty();
     }
     if (!is_wanted && !is_gathering && channel_->spin(seen)) {

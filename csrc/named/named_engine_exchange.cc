@@ -11,7 +11,8 @@
 namespace horon {
 namespace {
 
-// After this time without an answer, the coordinator is woken to watch over what is announced.
+// After this time without an answer, the coordinator is woken to watch over what is announced, and
+// wakes the others.
 constexpr std::chrono::milliseconds kPokeAfter{500};
 
 std::vector<const Decision*> pointers_to(const std::vector<Decision>& decisions) {
@@ -201,6 +202,14 @@ void NamedEngine::look_around() {
   }
   if (agreement_) {
     report_stalls();
+    if (!has_poked_ && agreement_->is_waiting() && last_look_ - waiting_since_ > kPokeAfter) {
+      // Somebody may have submitted it and put off waiting for it.
+      has_poked_ = true;
+      for (int rank = 1; rank < n_ranks_; ++rank) {
+        channel_->send(rank, {}, true);
+      }
+      is_flushed_ = channel_->flush();
+    }
     return;
   }
   if (has_said_goodbye_ && channel_->has_departed(0)) {

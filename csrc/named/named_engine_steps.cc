@@ -23,6 +23,7 @@ void NamedEngine::apply(const std::vector<const Decision*>& decisions) {
   std::vector<BatchTensor> agreed;
   agreed.reserve(decisions.size());
   waiting_since_ = Clock::now();
+  has_poked_ = false;
   for (const Decision* const one : decisions) {
     const Decision& decision = *one;
     switch (decision.type) {
@@ -300,6 +301,7 @@ void NamedEngine::publish_finished() {
   const std::lock_guard lock(mutex_);
   for (const Operation& operation : finished_) {
     operation->is_done = true;
+    n_unpromised_ -= operation->is_promised ? 0 : 1;
     for (const std::string& key : operation->keys) {
       in_flight_.erase(key);
     }

@@ -39,6 +39,7 @@ struct NamedOperation {
   std::vector<std::string> keys;  // of all tensors; set when it is submitted
   std::uint64_t handle = 0;
   std::size_t unfinished_tensors = 0;
+  bool is_promised = false;  // its submitter will wait for it; set when it is submitted
   bool is_finished = false;  // the attendant's
   bool is_done = false;      // guarded by the engine's mutex
 };

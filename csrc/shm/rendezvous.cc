@@ -127,15 +127,17 @@ class Rendezvous {
     }
   }
 
-  bool is_crowded() const {
-    if (options_.claiming != "auto") {
-      return options_.claiming == "on";
-    }
+  // That all ranks can keep busy together.
+  double cpus() const {
     std::vector<CpuBudget> budgets;
     for (const Record& record : records_) {
       budgets.push_back(CpuBudget::decode(record.cpus));
     }
-    return identity_.n_ranks > common_cpus(budgets);
+    return common_cpus(budgets);
+  }
+
+  bool is_crowded() const {
+    return options_.claiming == "auto" ? identity_.n_ranks > cpus() : options_.claiming == "on";
   }
 
   // A rank 0 without sockets still takes part in what all ranks have to agree on.
@@ -304,6 +306,7 @@ class Rendezvous {
     peers.rank = identity_.rank;
     peers.global_ranks = identity_.global_ranks;
     peers.is_crowded = is_crowded();
+    peers.has_spare_cores = 2 * identity_.n_ranks <= cpus();
     peers.peers.resize(static_cast<std::size_t>(identity_.n_ranks));
     for (std::size_t rank = 0; rank < peers.peers.size(); ++rank) {
       peers.peers[rank].pid = static_cast<pid_t>(records_[rank].pid);

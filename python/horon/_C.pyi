@@ -101,7 +101,7 @@ class NamedEngine:
         postscale: float,
         process_set: int,
         priority: int = 0,
-        will_wait: bool = False,
+        will_wait_later: bool = False,
     ) -> int:
         """Starts a reduction.
 
@@ -109,8 +109,8 @@ class NamedEngine:
             outputs: May be the inputs.
             op: Average 0, Sum 1, Adasum 2, Min 3, Max 4, Product 5.
             priority: Smaller is wanted earlier.
-            will_wait: Promises that ``wait`` follows at once: saves waking the background thread. Without that wait the
-                operation does not begin.
+            will_wait_later: Promises that ``wait`` follows. Where there is no core for a second thread of every rank, the
+                operation then begins with that wait, or when others have waited for it for half a second.
         """
 
     def allgather(self, tensors: list[torch.Tensor], names: list[str], process_set: int) -> int: ...

@@ -297,6 +297,26 @@ TEST_CASE("named engine: a caller that broke its promise to wait keeps nobody") 
   });
 }
 
+TEST_CASE("named engine: a promise that is put off keeps nobody waiting for ever") {
+  // One rank waits at once; the others have submitted too, and do something else until it is done.
+  const int waiting = GENERATE(0, 1, 2);
+  std::atomic<bool> has_come{false};
+  run_engines(3, [&](NamedEngine& engine, int rank) {
+    must_complete(engine, all_reduce("first", {1.0F}));
+    const auto gradient = all_reduce("gradient", {1.0F, 2.0F});
+    const std::uint64_t handle = engine.submit(gradient, true);
+    const Deadline deadline = patient();
+    while (rank != waiting && !has_come) {
+      expect(!deadline.has_passed(), "nobody carried it out for the rank that waits");
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    engine.wait(handle, nullptr);
+    has_come = true;
+    expect(!gradient->error, error_text(*gradient));
+    expect(gradient->data == std::vector<float>{3.0F, 6.0F}, "wrong sum");
+  });
+}
+
 TEST_CASE("named engine: threads that submit and wait at once") {
   run_engines(2, [](NamedEngine& engine, int /*rank*/) {
     constexpr int kThreads = 3;

@@ -168,7 +168,15 @@ class GradientReducer:
         factor = options.gradient_predivide_factor if options.op == Average else 1.0
         number = id_of(options.process_set)
         bucket.handle = default_context.engine.allreduce(
-            tensors, tensors, bucket.names, options.op, 1.0 / factor, factor, number, bucket.priority
+            tensors,
+            tensors,
+            bucket.names,
+            options.op,
+            1.0 / factor,
+            factor,
+            number,
+            bucket.priority,
+            will_wait_later=True,
         )
 
     def _send_sparse(self, bucket: _Bucket) -> None:
