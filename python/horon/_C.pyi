@@ -109,8 +109,8 @@ class NamedEngine:
             outputs: May be the inputs.
             op: Average 0, Sum 1, Adasum 2, Min 3, Max 4, Product 5.
             priority: Smaller is wanted earlier.
-            will_wait_later: Promises that ``wait`` follows. Where there is no core for a second thread of every rank, the
-                operation then begins with that wait, or when others have waited for it for half a second.
+            will_wait_later: Promises that ``wait`` follows. Where there is no core for a second thread of every rank,
+                the operation then begins with that wait, or when others have waited for it for half a second.
         """
 
     def allgather(self, tensors: list[torch.Tensor], names: list[str], process_set: int) -> int: ...
