@@ -48,8 +48,7 @@ class NoopBackend final : public c10d::Backend {
   using WorkPtr = c10::intrusive_ptr<c10d::Work>;
   using Tensors = std::vector<at::Tensor>;
 
-  NoopBackend(int rank, int size, bool reports)
-      : c10d::Backend(rank, size), reports_(reports) {}
+  NoopBackend(int rank, int size, bool reports) : c10d::Backend(rank, size), reports_(reports) {}
 
 #if HORON_NOOP_HAS_HOOKS
   bool supportsCompletionHooks() const override { return reports_; }
