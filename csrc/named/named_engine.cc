@@ -32,6 +32,7 @@ NamedEngine::NamedEngine(Parts parts, const NamedOptions& options)
       make_buffer_(std::move(parts.make_buffer)),
       last_look_(Clock::now()),
       last_report_(Clock::now()),
+      last_poke_(Clock::now()),
       waiting_since_(Clock::now()) {
   std::vector<int> world(static_cast<std::size_t>(n_ranks_));
   std::iota(world.begin(), world.end(), 0);

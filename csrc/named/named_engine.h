@@ -148,6 +148,7 @@ class NamedEngine {
   void add_set(int id, const std::vector<int>& ranks);
   void remove_set(int id);
   void look_around();
+  bool may_poke() const;
   void report_stalls();
   void fail_all(const std::string& reason);
   void fail_everything(const std::string& reason);
@@ -200,9 +201,9 @@ class NamedEngine {
   bool has_said_goodbye_ = false;
   bool is_flushed_ = true;
   bool is_failed_ = false;
-  bool has_poked_ = false;
   Clock::time_point last_look_;
   Clock::time_point last_report_;
+  Clock::time_point last_poke_;
   Clock::time_point waiting_since_;  // the oldest announcement that has no decision
 
   std::mutex shutdown_mutex_;

@@ -11,8 +11,8 @@
 namespace horon {
 namespace {
 
-// After this time without an answer, the coordinator is woken to watch over what is announced, and
-// wakes the others.
+// After this time without an answer, and then as often, the coordinator is woken to watch over what
+// is announced, and wakes the others.
 constexpr std::chrono::milliseconds kPokeAfter{500};
 
 std::vector<const Decision*> pointers_to(const std::vector<Decision>& decisions) {
@@ -89,7 +89,6 @@ bool NamedEngine::announce_queued(bool gathers) {
     timeline_.announced(*operation->request);
     if (announced_.empty()) {
       waiting_since_ = Clock::now();
-      has_poked_ = false;
     }
     announced_.add(operation, announcement.id);
   }
@@ -202,9 +201,9 @@ void NamedEngine::look_around() {
   }
   if (agreement_) {
     report_stalls();
-    if (!has_poked_ && agreement_->is_waiting() && last_look_ - waiting_since_ > kPokeAfter) {
+    if (agreement_->is_waiting() && may_poke()) {
       // Somebody may have submitted it and put off waiting for it.
-      has_poked_ = true;
+      last_poke_ = last_look_;
       for (int rank = 1; rank < n_ranks_; ++rank) {
         channel_->send(rank, {}, true);
       }
@@ -225,12 +224,16 @@ void NamedEngine::look_around() {
     if (!announced_.empty() && steps_.empty() && !is_failed_) {
       fail_everything("rank 0, which coordinates, has shut down.");
     }
-  } else if (!has_poked_ && last_look_ - waiting_since_ > kPokeAfter) {
+  } else if (may_poke()) {
     // It may sleep on an announcement that need not have woken it. Now it has to watch over it.
-    has_poked_ = true;
+    last_poke_ = last_look_;
     channel_->send(0, {}, true);
     is_flushed_ = channel_->flush();
   }
+}
+
+bool NamedEngine::may_poke() const {
+  return last_look_ - std::max(waiting_since_, last_poke_) > kPokeAfter;
 }
 
 void NamedEngine::report_stalls() {

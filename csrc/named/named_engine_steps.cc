@@ -23,7 +23,6 @@ void NamedEngine::apply(const std::vector<const Decision*>& decisions) {
   std::vector<BatchTensor> agreed;
   agreed.reserve(decisions.size());
   waiting_since_ = Clock::now();
-  has_poked_ = false;
   for (const Decision* const one : decisions) {
     const Decision& decision = *one;
     switch (decision.type) {

@@ -300,9 +300,13 @@ TEST_CASE("named engine: a caller that broke its promise to wait keeps nobody") 
 TEST_CASE("named engine: a promise that is put off keeps nobody waiting for ever") {
   // One rank waits at once; the others have submitted too, and do something else until it is done.
   const int waiting = GENERATE(0, 1, 2);
+  const bool is_late = GENERATE(false, true);
   std::atomic<bool> has_come{false};
   run_engines(3, [&](NamedEngine& engine, int rank) {
     must_complete(engine, all_reduce("first", {1.0F}));
+    if (rank != waiting && is_late) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(700));  // has been asked already
+    }
     const auto gradient = all_reduce("gradient", {1.0F, 2.0F});
     const std::uint64_t handle = engine.submit(gradient, true);
     const Deadline deadline = patient();
