@@ -4,6 +4,7 @@
 #include <torch/csrc/autograd/python_variable.h>
 
 #include "core/error.h"
+#include "python_text.h"
 
 namespace py = pybind11;
 
@@ -42,15 +43,6 @@ const at::Tensor& tensor_of(PyObject* object, const char* what) {
         concat("ALLREDUCE: ", what, " must be a torch.Tensor, got ", Py_TYPE(object)->tp_name));
   }
   return THPVariable_Unpack(object);
-}
-
-std::string_view text_of(PyObject* object) {
-  Py_ssize_t size = 0;
-  const char* text = PyUnicode_AsUTF8AndSize(object, &size);
-  if (text == nullptr) {
-    throw python_error();
-  }
-  return {text, static_cast<std::size_t>(size)};
 }
 
 template <typename Number>

@@ -9,6 +9,7 @@
 
 #include "collective.h"
 #include "operators.h"
+#include "python_text.h"
 
 namespace py = pybind11;
 
@@ -27,15 +28,6 @@ bool is_ordinary(PyObject* object) {
   return is_plain_cpu(tensor) && !tensor.requires_grad() &&
          c10::impl::tls_local_dispatch_key_set().included_ == c10::default_included_set &&
          !at::hasCallbacks();
-}
-
-std::string_view text_of(PyObject* object) {
-  Py_ssize_t size = 0;
-  const char* text = PyUnicode_AsUTF8AndSize(object, &size);
-  if (text == nullptr) {
-    throw python_error();
-  }
-  return {text, static_cast<std::size_t>(size)};
 }
 
 // Bound to the function that was there before.
