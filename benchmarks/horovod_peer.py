@@ -74,6 +74,9 @@ class Horovod:
     def gather(self, value: Any) -> list[Any]:
         return list(self._hvd.allgather_object(value, name="gather"))
 
+    def close(self) -> None:
+        """The library ends by itself at exit."""
+
 
 class Gloo:
     """torch.distributed on Gloo."""
@@ -102,6 +105,10 @@ class Gloo:
         values: list[Any] = [None] * self.size
         self._dist.all_gather_object(values, value)
         return values
+
+    def close(self) -> None:
+        """Without it, PyTorch sometimes aborts at exit ("terminate called without an active exception")."""
+        self._dist.destroy_process_group()
 
 
 def time_us(function: Callable[[], None], barrier: Callable[[], None], seconds: float) -> float:
@@ -142,6 +149,7 @@ def measure(contender: str, round_index: int, quick: bool) -> tuple[int, Results
     for model in kModels:
         results |= measure_step(library, model, 4 if quick else 10)
     everyones = library.gather(results)
+    library.close()
     return library.rank, {case: statistics.median(one[case] for one in everyones) for case in results}
 
 
