@@ -41,8 +41,7 @@ kBatchSeconds = 0.02
 kBatchCalls = (8, 1000)  # least and most calls of a small batch
 kLeastRounds = 5
 kDividesTensor = ("all_gather", "reduce_scatter", "all_to_all", "gather", "scatter")
-kMovesNothing = ("fake", "noop", "noop-work")
-kReferences = (*kMovesNothing, "memcpy", "memcpy-all")
+kReferences = (*noop.kMovesNothing, "memcpy", "memcpy-all")
 
 
 @dataclass(frozen=True)
@@ -114,7 +113,7 @@ class Driver:
             missing = why_missing(family_name, peers) if is_peer else None
             if missing is None:
                 python = peer_python(peers) if is_peer else Path(sys.executable)
-                extra = noop.environment() if any(name.startswith("noop") for name in members) else {}
+                extra = noop.environment() if any(name in noop.kNames for name in members) else {}
                 family = self._families[family_name] = Family(family_name, self._n_ranks)
                 commands = launch_commands(family_name, self._n_ranks, python, mpi_args)
                 try:
@@ -215,7 +214,7 @@ def report(timings: list[common.Timing], arguments: argparse.Namespace, machine:
     """Prints one collective's tables and writes its plot."""
     collective = timings[0].collective
     title = describe(collective, arguments, machine)
-    common.print_table(title, *common.timing_rows(timings, kMovesNothing))
+    common.print_table(title, *common.timing_rows(timings, noop.kMovesNothing))
     names = list(dict.fromkeys(t.contender for t in timings))
     subjects = [name for name in names if name.split("-")[0] == arguments.subject.split("-")[0]]
     others = [name for name in names if name not in subjects]
@@ -241,7 +240,9 @@ def report(timings: list[common.Timing], arguments: argparse.Namespace, machine:
         path = arguments.plot
         if len(arguments.collectives) > 1:
             path = path.with_stem(f"{path.stem}_{collective}")
-        plot_by_size(path, f"{title}, {machine['cpu']}", timings, arguments.subject, without_bandwidth=kMovesNothing)
+        plot_by_size(
+            path, f"{title}, {machine['cpu']}", timings, arguments.subject, without_bandwidth=noop.kMovesNothing
+        )
 
 
 def describe(collective: str, arguments: argparse.Namespace, machine: dict[str, Any]) -> str:

@@ -68,7 +68,7 @@ def new_group(backend: str) -> dist.ProcessGroup:
     """Makes a group of all ranks. "fake" is PyTorch's backend that does nothing, "noop..." ours (see noop.py)."""
     if backend == "fake":
         import torch.testing._internal.distributed.fake_pg  # noqa: F401  registers it
-    if backend in ("noop", "noop-work"):
+    if backend in noop.kNames:
         noop.register()
         backend = backend.replace("-", "")
     group: dist.ProcessGroup = dist.new_group(backend=backend)  # type: ignore[assignment]  # of all ranks, so no -100
@@ -80,7 +80,7 @@ class C10d(BaseContender):
 
     def __init__(self, name: str, group: dist.ProcessGroup) -> None:
         self.name = name
-        self.is_checked = name not in ("fake", "noop", "noop-work")
+        self.is_checked = name not in noop.kMovesNothing
         self._group = group
         self._rank = dist.get_rank(group)
 
@@ -218,7 +218,7 @@ def make_contenders(names: Sequence[str]) -> tuple[dict[str, Contender], dict[st
                 made[name] = HoronArena(group("horon"))
             elif name == "horon-op":
                 made[name] = HoronOp(group("horon"))
-            elif name.startswith("noop") and not noop.is_built():
+            elif name in noop.kNames and not noop.is_built():
                 raise Unavailable("its C++ part did not compile")
             elif name.startswith("horon") and importlib.util.find_spec("horon") is None:
                 raise Unavailable("horon is not installed")

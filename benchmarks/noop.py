@@ -10,6 +10,11 @@ import sysconfig
 from pathlib import Path
 from typing import Any
 
+kNames = ("noop", "noop-work")
+"""The contenders; the second one reports to the flight recorder."""
+kMovesNothing = ("fake", *kNames)
+"""These, and PyTorch's own backend that does nothing."""
+
 _SOURCE = Path(__file__).resolve().with_name("noop_backend.cc")
 _LIBRARY_VARIABLE = "HORON_BENCH_NOOP"
 

@@ -20,8 +20,7 @@ namespace {
 
 class DoneWork final : public c10d::Work {
  public:
-  explicit DoneWork(std::vector<at::Tensor> tensors) : tensors_(std::move(tensors)) {}
-  DoneWork(std::vector<at::Tensor> tensors, std::uint64_t key)
+  explicit DoneWork(std::vector<at::Tensor> tensors, std::uint64_t key = 0)
       : tensors_(std::move(tensors)), key_(key) {}
 
   bool isCompleted() override { return true; }
@@ -40,7 +39,7 @@ class DoneWork final : public c10d::Work {
 
  private:
   const std::vector<at::Tensor> tensors_;
-  const std::uint64_t key_ = 0;
+  const std::uint64_t key_;
 };
 
 class NoopBackend final : public c10d::Backend {
