@@ -8,6 +8,7 @@
 
 #include "core/error.h"
 #include "core/log.h"
+#include "cross/tcp_control_channel.h"
 #include "group.h"
 #include "interrupt.h"
 #include "process_arena.h"
@@ -52,17 +53,26 @@ std::shared_ptr<std::byte> make_buffer(std::size_t bytes) {
   return {static_cast<std::byte*>(data), [](std::byte* dying) { std::free(dying); }};
 }
 
-std::unique_ptr<SharedGroup> meet(const c10::intrusive_ptr<c10d::Store>& store,
-                                  const GroupIdentity& identity, const Options& options,
-                                  const Deadline& deadline) {
+struct Control {
+  std::unique_ptr<ControlChannel> channel;
+  bool has_spare_cores = false;
+};
+
+// Through memory where all ranks share it, else over TCP.
+Control meet(const c10::intrusive_ptr<c10d::Store>& store, const GroupIdentity& identity,
+             const Options& options, const NamedOptions& named) {
   StoreAdapter adapter(with_prefix("named/control", store));
-  auto shared = rendezvous(adapter, identity, ShmControlChannel::options(options), deadline);
-  if (!shared) {
-    throw UsageError(
-        "named operations between ranks that do not share memory are not implemented yet: start "
-        "all ranks on one host.");
+  const WaitContext context{Deadline::after(named.timeout), interrupt_check()};
+  if (auto shared =
+          rendezvous(adapter, identity, ShmControlChannel::options(options), context.deadline)) {
+    const bool has_spare_cores = shared->peers.has_spare_cores;
+    return {std::make_unique<ShmControlChannel>(std::move(shared)), has_spare_cores};
   }
-  return shared;
+  auto peers =
+      meet_coordinator(adapter, identity.rank, identity.n_ranks, named.interfaces, context);
+  // Time spent waiting for a network is there to be used, however many cores there are.
+  return {std::make_unique<TcpControlChannel>(identity.rank, identity.n_ranks, std::move(peers)),
+          true};
 }
 
 void tell_about_knobs() {
@@ -92,9 +102,9 @@ NamedEngineHost::NamedEngineHost(const c10::intrusive_ptr<c10d::Store>& store, i
   NamedEngine::Parts parts;
   parts.rank = rank;
   parts.n_ranks = size;
-  auto shared = meet(store, identity, options, Deadline::after(timeout));
-  has_spare_cores_ = shared->peers.has_spare_cores;
-  parts.channel = std::make_unique<ShmControlChannel>(std::move(shared));
+  Control control = meet(store, identity, options, named);
+  has_spare_cores_ = control.has_spare_cores;
+  parts.channel = std::move(control.channel);
   parts.make_buffer = make_buffer;
   parts.make_lane = [store, rank, options, timeout, make_gloo = std::move(make_gloo)](
                         int id, const std::vector<int>& ranks) -> std::unique_ptr<ProcessSetLane> {

@@ -74,6 +74,12 @@ NamedOptions NamedOptions::from_environment() {
   if (const auto is_on = read_number("JOIN_ALL_OPERATIONS", "0 or 1")) {
     options.join_everything = *is_on != 0;
   }
+  for (const char* variable : {"HORON_IFACE", "HOROVOD_GLOO_IFACE", "GLOO_SOCKET_IFNAME"}) {
+    if (const char* text = read(variable)) {
+      options.interfaces = text;
+      break;
+    }
+  }
   return options;
 }
 

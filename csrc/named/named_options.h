@@ -23,6 +23,10 @@ struct NamedOptions {
   // in reductions, with zeros. Rank 0's counts. HORON_JOIN_ALL_OPERATIONS, default 0.
   bool join_everything = false;
 
+  // Network interfaces ("eth0,eth1") by which ranks of other hosts reach rank 0. Empty: all. Rank
+  // 0's counts. HORON_IFACE, or else HOROVOD_GLOO_IFACE, GLOO_SOCKET_IFNAME.
+  std::string interfaces;
+
   // Defaults, overridden by the environment: HORON_ names, or else HOROVOD_ ones. Throws UsageError
   // for values that make no sense.
   static NamedOptions from_environment();

@@ -3,7 +3,7 @@
 
 #include <sys/types.h>
 
-#include "shm/unique_fd.h"
+#include "core/unique_fd.h"
 
 namespace horon {
 

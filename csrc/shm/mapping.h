@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "shm/unique_fd.h"
+#include "core/unique_fd.h"
 
 namespace horon {
 

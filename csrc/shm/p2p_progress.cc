@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
+#include "core/futex.h"
 #include "core/thread_name.h"
-#include "shm/futex.h"
 #include "shm/p2p_engine.h"
 
 namespace horon {

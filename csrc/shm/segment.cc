@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "core/futex.h"
 #include "core/header.h"
-#include "shm/futex.h"
 
 namespace horon {
 namespace {

@@ -3,15 +3,11 @@
 #include <algorithm>
 
 #include "core/error.h"
-#include "shm/futex.h"
 
 namespace horon {
 namespace {
 
 constexpr std::size_t kRingBytes = std::size_t{64} * 1024;
-constexpr std::uint32_t kBackgroundBit = 1;
-constexpr std::uint32_t kForegroundBit = 2;
-constexpr std::uint32_t kOnlyUrgentBit = 4;
 constexpr std::uint64_t kMaxMessageBytes = std::uint64_t{1} << 30;
 
 }  // namespace
@@ -33,6 +29,7 @@ ShmControlChannel::ShmControlChannel(std::unique_ptr<SharedGroup> group)
       segment_(&group_->segment),
       peers_(&group_->peers),
       own_(&segment_->words(peers_->rank)),
+      own_bell_(doorbell_of(peers_->rank)),
       policy_(peers_->is_crowded),
       outgoing_(peers_->peers.size()),
       incoming_(peers_->peers.size()) {}
@@ -41,18 +38,14 @@ ShmControlChannel::ShmControlChannel(Segment* segment, const Peers* peers)
     : segment_(segment),
       peers_(peers),
       own_(&segment_->words(peers_->rank)),
+      own_bell_(doorbell_of(peers_->rank)),
       policy_(peers_->is_crowded),
       outgoing_(peers_->peers.size()),
       incoming_(peers_->peers.size()) {}
 
-void ShmControlChannel::ring_doorbell(int rank, bool is_urgent) {
+Doorbell ShmControlChannel::doorbell_of(int rank) const {
   RankWords& words = segment_->words(rank);
-  // seq_cst on both: either the sleeper's re-check sees the new value, or we see that it sleeps.
-  words.doorbell.fetch_add(1, std::memory_order_seq_cst);
-  const std::uint32_t who = words.doorbell_waiters.load(std::memory_order_seq_cst);
-  if (who != 0 && (is_urgent || (who & kOnlyUrgentBit) == 0)) {
-    futex_wake(words.doorbell, who);
-  }
+  return {words.doorbell, words.doorbell_waiters};
 }
 
 void ShmControlChannel::send(int rank, Bytes bytes, bool is_urgent) {
@@ -96,7 +89,7 @@ bool ShmControlChannel::write_to(int rank) {
   }
   if (moved) {
     // What is left needs the reader.
-    ring_doorbell(rank, out.is_urgent || !out.messages.empty());
+    doorbell_of(rank).ring(out.is_urgent || !out.messages.empty());
   }
   out.is_urgent = out.is_urgent && !out.messages.empty();
   return out.messages.empty();
@@ -136,7 +129,7 @@ bool ShmControlChannel::read_from(int rank) {
     message.resize(before + frame.payload_bytes);
     ring.consume(frame, message.data() + before);
     if (was_full) {
-      ring_doorbell(rank, true);  // it may wait for room
+      doorbell_of(rank).ring(true);  // it may wait for room
     }
     if (frame.type == FrameType::kEager) {
       return true;
@@ -145,35 +138,22 @@ bool ShmControlChannel::read_from(int rank) {
   return false;
 }
 
-std::uint32_t ShmControlChannel::events() const {
-  // seq_cst: see ring_doorbell. What was written before the ring is seen.
-  return own_->doorbell.load(std::memory_order_seq_cst);
-}
+std::uint32_t ShmControlChannel::events() const { return own_bell_.count(); }
 
 bool ShmControlChannel::spin(std::uint32_t seen) {
   return policy_.spin([&] { return own_->doorbell.load(std::memory_order_acquire) != seen; });
 }
 
 void ShmControlChannel::sleep(Sleeper sleeper, std::uint32_t seen, std::chrono::nanoseconds limit) {
-  const bool is_foreground = sleeper == Sleeper::kForeground;
-  if (is_foreground) {
-    own_->doorbell_waiters.store(kForegroundBit, std::memory_order_seq_cst);
-  }
-  if (own_->doorbell.load(std::memory_order_seq_cst) == seen) {
-    futex_wait(own_->doorbell, seen, limit, is_foreground ? kForegroundBit : kBackgroundBit);
-  }
-  if (is_foreground) {
-    own_->doorbell_waiters.store(0, std::memory_order_seq_cst);
-  }
+  own_bell_.sleep(sleeper, seen, limit);
 }
 
-void ShmControlChannel::wake() { ring_doorbell(peers_->rank, true); }
+void ShmControlChannel::wake() { own_bell_.ring(true); }
 
-void ShmControlChannel::attend() { own_->doorbell_waiters.store(0, std::memory_order_seq_cst); }
+void ShmControlChannel::attend() { own_bell_.attend(); }
 
 void ShmControlChannel::leave_to_background(bool only_urgent) {
-  own_->doorbell_waiters.store(kBackgroundBit | (only_urgent ? kOnlyUrgentBit : 0),
-                               std::memory_order_seq_cst);
+  own_bell_.leave_to_background(only_urgent);
 }
 
 bool ShmControlChannel::is_poisoned() { return segment_->is_poisoned(); }

@@ -1,11 +1,6 @@
 // The control channel of named operations between ranks that share memory.
 //
-// Note [Who is woken]
-// Rings and doorbell are those of a Segment of its own. A rank's doorbell_waiters word says which
-// of its threads sleep and want to be woken, as bits of a futex: the background thread, the
-// attendant in the foreground, or none. So a foreground thread that attends takes the messages
-// without the background thread ever waking up. One more bit says that the rank waits for nothing
-// of its own: then only what is urgent wakes it.
+// Rings and doorbells are those of a Segment of its own; see Note [Who is woken] in doorbell.h.
 #pragma once
 
 #include <deque>
@@ -13,6 +8,7 @@
 #include <vector>
 
 #include "core/control_channel.h"
+#include "core/doorbell.h"
 #include "shm/rendezvous.h"
 #include "shm/ring.h"
 #include "shm/wait_policy.h"
@@ -50,7 +46,7 @@ class ShmControlChannel final : public ControlChannel {
     bool is_urgent = false;   // any of them
   };
 
-  void ring_doorbell(int rank, bool is_urgent);
+  Doorbell doorbell_of(int rank) const;
   bool write_to(int rank);
   bool read_from(int rank);
 
@@ -58,6 +54,7 @@ class ShmControlChannel final : public ControlChannel {
   Segment* const segment_;
   const Peers* const peers_;
   RankWords* const own_;
+  Doorbell own_bell_;
   // The attendant's:
   WaitPolicy policy_;
   std::vector<Outgoing> outgoing_;  // by rank

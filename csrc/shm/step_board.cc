@@ -1,8 +1,8 @@
 #include "shm/step_board.h"
 
 #include "core/error.h"
+#include "core/futex.h"
 #include "core/rank_list.h"
-#include "shm/futex.h"
 #include "shm/word_wait.h"
 
 namespace horon {

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "core/deadline.h"
-#include "shm/unique_fd.h"
+#include "core/unique_fd.h"
 
 namespace horon {
 

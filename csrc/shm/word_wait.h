@@ -6,8 +6,8 @@
 #include <chrono>
 #include <functional>
 
+#include "core/futex.h"
 #include "core/wait_context.h"
-#include "shm/futex.h"
 #include "shm/wait_policy.h"
 
 namespace horon {

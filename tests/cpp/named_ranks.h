@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "cross/tcp_control_channel.h"
 #include "named/named_engine.h"
 #include "rank_threads.h"
 #include "shm/shm_control_channel.h"
@@ -45,14 +46,27 @@ class TestLane final : public ProcessSetLane {
   ShmTransport transport_;
 };
 
+// What carries the engines' messages.
+enum class ControlKind : std::uint8_t { kShm, kTcp };
+
+inline std::unique_ptr<ControlChannel> make_channel(ControlKind kind, Store& store, int rank,
+                                                    int n_ranks) {
+  PrefixedStore control(&store, "control/");
+  if (kind == ControlKind::kTcp) {
+    return std::make_unique<TcpControlChannel>(
+        rank, n_ranks, meet_coordinator(control, rank, n_ranks, "lo", patient_context()));
+  }
+  return std::make_unique<ShmControlChannel>(
+      rendezvous(control, identity_of(rank, n_ranks), ShmControlChannel::options({}), patient()));
+}
+
 inline std::unique_ptr<NamedEngine> make_engine(Store& store, int rank, int n_ranks,
-                                                const NamedOptions& named = {}) {
+                                                const NamedOptions& named = {},
+                                                ControlKind control = ControlKind::kShm) {
   NamedEngine::Parts parts;
   parts.rank = rank;
   parts.n_ranks = n_ranks;
-  PrefixedStore control(&store, "control/");
-  parts.channel = std::make_unique<ShmControlChannel>(
-      rendezvous(control, identity_of(rank, n_ranks), ShmControlChannel::options({}), patient()));
+  parts.channel = make_channel(control, store, rank, n_ranks);
   parts.make_lane = [&store, rank](int id, const std::vector<int>& ranks) {
     PrefixedStore own(&store, concat("set", id, '/'));
     const auto place = std::find(ranks.begin(), ranks.end(), rank) - ranks.begin();

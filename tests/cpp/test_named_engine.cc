@@ -18,15 +18,18 @@ std::shared_ptr<FloatOperation> all_reduce(const std::string& name, std::vector<
                                           process_set);
 }
 
-// Each rank with an engine of its own; shut down at the end.
+// Each rank with an engine of its own; shut down at the end. Once with each kind of channel.
 void run_engines(int n_ranks, const std::function<void(NamedEngine&, int)>& body,
                  const NamedOptions& options = {}) {
-  MemoryStore store;
-  require_no_errors(run_ranks(n_ranks, [&](int rank) {
-    const auto engine = make_engine(store, rank, n_ranks, options);
-    body(*engine, rank);
-    engine->shutdown();
-  }));
+  for (const ControlKind control : {ControlKind::kShm, ControlKind::kTcp}) {
+    INFO("over " << (control == ControlKind::kShm ? "shared memory" : "TCP"));
+    MemoryStore store;
+    require_no_errors(run_ranks(n_ranks, [&](int rank) {
+      const auto engine = make_engine(store, rank, n_ranks, options, control);
+      body(*engine, rank);
+      engine->shutdown();
+    }));
+  }
 }
 
 }  // namespace
@@ -199,10 +202,11 @@ TEST_CASE("named engine: a name that is in flight can not be used again") {
 }
 
 TEST_CASE("named engine: a rank that shuts down is named to those that need it") {
+  const ControlKind control = GENERATE(ControlKind::kShm, ControlKind::kTcp);
   MemoryStore store;
   std::latch both_know(2);  // or who is late would hear that the first one has left, too
   require_no_errors(run_ranks(3, [&](int rank) {
-    const auto engine = make_engine(store, rank, 3);
+    const auto engine = make_engine(store, rank, 3, {}, control);
     if (rank == 1) {
       engine->shutdown();
       return;
@@ -215,9 +219,10 @@ TEST_CASE("named engine: a rank that shuts down is named to those that need it")
 }
 
 TEST_CASE("named engine: an abort fails all ranks, with the reason, and later calls, too") {
+  const ControlKind control = GENERATE(ControlKind::kShm, ControlKind::kTcp);
   MemoryStore store;
   require_no_errors(run_ranks(3, [&](int rank) {
-    const auto engine = make_engine(store, rank, 3);
+    const auto engine = make_engine(store, rank, 3, {}, control);
     if (rank == 2) {
       engine->abort("enough");
     }
@@ -239,6 +244,7 @@ TEST_CASE("named engine: a stall can be an error that names the missing rank") {
       [&](NamedEngine& engine, int rank) {
         if (rank == 0) {
           has_failed.wait(false);  // a barrier that began now would be given up, too
+          has_failed = false;      // for the next run
         } else {
           auto late = all_reduce("late", {1.0F});
           complete(engine, late);

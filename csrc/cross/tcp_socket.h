@@ -1,0 +1,43 @@
+// TCP between hosts: small messages, each worth sending at once.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "core/unique_fd.h"
+#include "core/wait_context.h"
+
+namespace horon {
+
+// Listens on all addresses, on a port that the system chooses. Throws Error.
+UniqueFd listen_tcp(std::uint16_t* port);
+
+// The numeric addresses by which other hosts may reach this one; those that only this host can use
+// come last. With `interfaces` ("eth0,eth1"), only what they have: throws UsageError, saying what
+// there is, when they have none.
+std::vector<std::string> own_addresses(const std::string& interfaces);
+
+// Begins to connect to a numeric address. An empty UniqueFd where this host has no way there.
+UniqueFd begin_connect(const std::string& address, std::uint16_t port);
+// 0 when a socket of begin_connect that poll() found writable is connected, else an errno.
+int connect_error(int socket);
+
+// Accepts without waiting; an empty UniqueFd when nobody is there.
+UniqueFd accept_tcp(int listener);
+
+// Sends at once, and notices within half a minute that the other host does not answer any more.
+// Never blocks on it from then on.
+void set_up_connection(int socket);
+
+// Waits until one of the events (of poll) is there. False at the deadline. Throws what
+// context.check_interrupt throws.
+bool wait_for_socket(int socket, short events, const WaitContext& context);
+
+// Whole messages, of a socket that does not block. Throw Error when the peer is gone, TimeoutError
+// at the deadline.
+void send_all(int socket, const void* data, std::size_t bytes, const WaitContext& context);
+void receive_all(int socket, void* data, std::size_t bytes, const WaitContext& context);
+
+}  // namespace horon
