@@ -68,8 +68,12 @@ PyObject* allreduce(PyObject* capsule, PyObject* const* arguments, Py_ssize_t co
     const bool will_wait = checked(PyObject_IsTrue(arguments[7])) != 0;
     const OperationPtr operation =
         self.host->make_allreduce(process_set, tensor, output, name, how);
-    const py::gil_scoped_release no_gil;
-    return PyLong_FromUnsignedLongLong(self.host->submit(operation, will_wait));
+    std::uint64_t handle = 0;
+    {
+      const py::gil_scoped_release no_gil;
+      handle = self.host->submit(operation, will_wait);
+    }
+    return PyLong_FromUnsignedLongLong(handle);
   });
 }
 
