@@ -62,6 +62,9 @@ void P2pEngine::watch() {
   std::unique_lock lock(mutex_);
   if (background_watches_ && is_busy() && helpers_.load(std::memory_order_relaxed) == 0) {
     count_background(true);
+    // seq_cst, after the count and before the rings: a peer that did not see the count has rung
+    // before this load, which then sees what it sent. The ring's own acquire alone does not say so.
+    (void)segment_->words(peers_->rank).doorbell.load(std::memory_order_seq_cst);
     pump();  // what came before it was counted woke nobody
     deliver(lock);
   }
