@@ -60,11 +60,26 @@ Alignment widest_access(const PackPart& part, const ElementSizes& sizes) {
   return {0, wide};
 }
 
+void check_addresses(const PackPart& part) {
+  const ElementSizes sizes = sizes_of(part.conversion);  // 1 for what is copied as bytes
+  if (part.source == 0 || part.destination == 0 || part.source % sizes.source != 0 ||
+      part.destination % sizes.destination != 0) {
+    throw UsageError(concat("pack: ", part.elements, " elements go from address ", part.source,
+                            " to ", part.destination, ", expected memory that is aligned to ",
+                            sizes.source, " and ", sizes.destination,
+                            " bytes. Pass a contiguous copy of the tensor."));
+  }
+}
+
 class Planner {
  public:
   explicit Planner(const PackOptions& options) : options_(options) {}
 
   void add(PackPart part) {
+    if (part.elements == 0) {
+      return;
+    }
+    check_addresses(part);
     const ElementSizes sizes = sizes_of(part.conversion);
     const Alignment alignment = widest_access(part, sizes);
     const std::uint64_t head = std::min(alignment.head, part.elements);
@@ -138,17 +153,6 @@ class Planner {
   std::vector<PackLaunch> launches_;
 };
 
-void check_addresses(const PackPart& part, const PackTensor& tensor) {
-  const ElementSizes sizes = sizes_of(part.conversion);  // 1 for what is copied as bytes
-  if (part.source == 0 || part.destination == 0 || part.source % sizes.source != 0 ||
-      part.destination % sizes.destination != 0) {
-    throw UsageError(concat("pack: ", tensor.elements, " elements of ", name(tensor.dtype),
-                            " go from address ", part.source, " to ", part.destination,
-                            ", expected memory that is aligned to ", sizes.source, " and ",
-                            sizes.destination, " bytes. Pass a contiguous copy of the tensor."));
-  }
-}
-
 }  // namespace
 
 PackConversion conversion_between(DType source, DType destination, double factor) {
@@ -192,9 +196,6 @@ std::vector<PackLaunch> plan_pack(PackDirection direction, const std::vector<Pac
                                   std::uint64_t buffer_address, const PackOptions& options) {
   Planner planner(options);
   for (const PackTensor& tensor : tensors) {
-    if (tensor.elements == 0) {
-      continue;
-    }
     const bool packs = direction == PackDirection::kPack;
     const std::uint64_t in_buffer = buffer_address + tensor.buffer_offset;
     PackPart part{};
@@ -205,7 +206,20 @@ std::vector<PackLaunch> plan_pack(PackDirection direction, const std::vector<Pac
     part.destination = packs ? in_buffer : tensor.address;
     part.elements = tensor.elements *
                     (part.conversion == PackConversion::kCopy ? element_bytes(tensor.dtype) : 1);
-    check_addresses(part, tensor);
+    planner.add(part);
+  }
+  return planner.finish();
+}
+
+std::vector<PackLaunch> plan_copies(const std::vector<ByteCopy>& copies,
+                                    const PackOptions& options) {
+  Planner planner(options);
+  for (const ByteCopy& copy : copies) {
+    PackPart part{};
+    part.conversion = PackConversion::kCopy;
+    part.source = copy.source;
+    part.destination = copy.destination;
+    part.elements = copy.bytes;
     planner.add(part);
   }
   return planner.finish();

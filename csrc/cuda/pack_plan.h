@@ -45,6 +45,16 @@ struct PackLaunch {
 std::vector<PackLaunch> plan_pack(PackDirection direction, const std::vector<PackTensor>& tensors,
                                   std::uint64_t buffer_address, const PackOptions& options);
 
+struct ByteCopy {
+  std::uint64_t source = 0;       // address
+  std::uint64_t destination = 0;  // address
+  std::uint64_t bytes = 0;
+};
+
+// Many copies at once, without a buffer; options.factor is not looked at. Throws UsageError.
+std::vector<PackLaunch> plan_copies(const std::vector<ByteCopy>& copies,
+                                    const PackOptions& options);
+
 // Throws UsageError as plan_pack.
 PackConversion conversion_between(DType source, DType destination, double factor);
 
