@@ -51,7 +51,7 @@ struct NcclUniqueId {
 // How a communicator is made. 0 and empty mean NCCL's default.
 struct NcclConfig {
   // Whether calls return before they are done. Without it a peer that never comes is waited for
-  // without a limit. With it every call costs NCCL a thread; see decision 0016.
+  // without a limit. With it every call costs NCCL a thread; see decision 0017.
   bool is_blocking = false;
   // Thread blocks of its kernels. Bounds what overlapping communicators take from each other.
   int min_blocks = 0;
