@@ -4,6 +4,8 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
+#include <type_traits>
 
 #include "cuda/half_bits.h"
 #include "cuda/host_device.h"
@@ -95,17 +97,24 @@ HORON_HOST_DEVICE Pointer memory_at(std::uint64_t address) {
   return reinterpret_cast<Pointer>(address);  // NOLINT(performance-no-int-to-ptr)
 }
 
-// What is loaded or stored by one instruction.
+// What is loaded or stored by one instruction: words, because a vector of smaller elements would be
+// taken apart.
+template <int kBytes>
+struct alignas(kBytes) Access {
+  using Word = std::conditional_t<kBytes >= 4, std::uint32_t,
+                                  std::conditional_t<kBytes == 2, std::uint16_t, std::uint8_t>>;
+  Word words[kBytes / sizeof(Word)];
+};
+
+// The same bits as elements. GCC, Clang and nvcc all define what reading the other member gives.
 template <class T, int kElements>
-struct alignas(sizeof(T) * kElements) Access {
+union Elements {
+  Access<kElements * sizeof(T)> access;
   T elements[kElements];
 };
 
 struct CopyOf {
-  template <class T>
-  HORON_HOST_DEVICE T operator()(T value) const {
-    return value;
-  }
+  HORON_HOST_DEVICE std::uint8_t operator()(std::uint8_t value) const { return value; }
 };
 
 // Multiplies in float, for double in double, and rounds once, to the destination's type.
@@ -150,17 +159,33 @@ template <int kElements, class Source, class Destination, class Convert>
 HORON_HOST_DEVICE void convert_range(const Source* source, Destination* destination,
                                      std::uint64_t count, Convert convert, std::uint32_t thread,
                                      std::uint32_t n_threads) {
-  using Load = Access<Source, kElements>;
-  using Store = Access<Destination, kElements>;
+  using Load = Access<kElements * sizeof(Source)>;
+  using Store = Access<kElements * sizeof(Destination)>;
   const auto* loads = reinterpret_cast<const Load*>(source);
   auto* stores = reinterpret_cast<Store*>(destination);
   const std::uint64_t n_accesses = count / kElements;
-  const auto converted = [&convert](const Load& loaded) {
-    Store store;
-    for (int i = 0; i < kElements; ++i) {
-      store.elements[i] = convert(loaded.elements[i]);
+  const auto converted = [&convert](const Load loaded) -> Store {
+    if constexpr (std::is_same_v<Convert, CopyOf>) {
+      return loaded;
+    } else {
+      Elements<Source, kElements> from{loaded};
+      if constexpr (sizeof(Destination) == 2 && kElements > 1) {
+        // nvcc stores at most four 16-bit elements at once, but any four words.
+        Store store;
+        for (int i = 0; i < kElements; i += 2) {
+          const std::uint32_t low = convert(from.elements[i]).bits;
+          const std::uint32_t high = convert(from.elements[i + 1]).bits;
+          store.words[i / 2] = low | high << 16;
+        }
+        return store;
+      } else {
+        Elements<Destination, kElements> to;
+        for (int i = 0; i < kElements; ++i) {
+          to.elements[i] = convert(from.elements[i]);
+        }
+        return to.access;
+      }
     }
-    return store;
   };
   std::uint64_t at = thread;
   for (; at + std::uint64_t{kUnroll - 1} * n_threads < n_accesses;

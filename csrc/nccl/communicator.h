@@ -55,6 +55,7 @@ class Communicator {
     // Throws GroupError with the reason when the communicator was aborted or has failed.
     Use(Communicator& communicator, const std::string& operation)
         : Use(communicator, operation, Failed::kRefuse) {}
+    Use(Communicator&, std::string&&) = delete;  // it would be gone before the first message
     ~Use();
     Use(const Use&) = delete;
     Use& operator=(const Use&) = delete;
