@@ -10,31 +10,13 @@
 
 #include "catch.h"
 #include "core/error.h"
-#include "cuda/pack_block.h"
+#include "pack_on_host.h"
 #include "reduce_reference.h"
 
 using namespace horon;
+using namespace horon::testing;
 
 namespace {
-
-constexpr std::uint32_t kThreads = 256;  // the kernel's
-
-// A launch as the kernel sees it.
-struct HostTable {
-  PackTableHeader header;
-  const std::vector<PackPart>& parts;
-};
-
-void run_on_host(const std::vector<PackLaunch>& launches) {
-  for (const PackLaunch& launch : launches) {
-    const HostTable table{launch.header, launch.parts};
-    for (std::uint32_t block = 0; block < launch.n_blocks(); ++block) {
-      for (std::uint32_t thread = 0; thread < kThreads; ++thread) {
-        run_pack_thread(table, block, thread, kThreads);
-      }
-    }
-  }
-}
 
 std::uint64_t address_of(const std::byte* memory) {
   return reinterpret_cast<std::uint64_t>(memory);
