@@ -26,9 +26,9 @@ TEST_DEPENDENCIES := pytest expecttest psutil
 LINT_DEPENDENCIES := ruff mypy
 BENCH_DEPENDENCIES := matplotlib
 
-CXX_FILES = $(shell find csrc torch_backend tests/cpp benchmarks -name '*.cc' -o -name '*.h')
+CXX_FILES = $(shell find csrc torch_backend tests/cpp benchmarks -name '*.cc' -o -name '*.h' -o -name '*.cu')
 SOURCES := setup.py pyproject.toml CMakeLists.txt \
-  $(shell find csrc torch_backend -name '*.cc' -o -name '*.h' -o -name CMakeLists.txt) \
+  $(shell find csrc torch_backend cmake -name '*.cc' -o -name '*.h' -o -name '*.cu' -o -name CMakeLists.txt -o -name '*.cmake') \
   $(shell find python/horon -name '*.py' -o -name '*.pyi' | grep -v _build_info)
 # Folders change when files come and go, which file lists alone would not show.
 SOURCES += $(shell find csrc torch_backend python/horon -type d -not -name __pycache__)

@@ -5,6 +5,10 @@
 
 One build serves one torch minor version and one Python: c10d has no stable ABI. Everything goes through build/<tag>
 (say build/cp311-torch2.15), which is kept, so that the next build compiles only what changed.
+
+The GPU parts are built where torch is a CUDA build and nvcc of the same major version is found (CUDACXX, CUDA_HOME,
+/usr/local/cuda, PATH). HORON_CUDA=0 leaves them out, HORON_CUDA=1 makes it an error where they can not be built;
+TORCH_CUDA_ARCH_LIST chooses the architectures.
 """
 
 from __future__ import annotations
@@ -15,6 +19,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
@@ -127,6 +132,106 @@ def check_toolchain() -> None:
         )
 
 
+@dataclass(frozen=True)
+class CudaBuild:
+    """What CMake has to know to build the GPU parts."""
+
+    nvcc: Path
+    architectures: str
+    nccl_include_folder: Path
+    nccl_library: Path
+    extra_include_folders: list[Path]
+
+    def cmake_arguments(self) -> list[str]:
+        return [
+            "-DHORON_CUDA=ON",
+            f"-DCMAKE_CUDA_COMPILER={self.nvcc}",
+            f"-DHORON_CUDA_ARCHITECTURES={self.architectures}",
+            f"-DHORON_NCCL_INCLUDE_DIR={self.nccl_include_folder}",
+            f"-DHORON_NCCL_LIBRARY={self.nccl_library}",
+            f"-DHORON_CUDA_EXTRA_INCLUDE_DIRS={';'.join(map(str, self.extra_include_folders))}",
+        ]
+
+
+def find_cuda_build() -> CudaBuild | str:
+    """How to build the GPU parts, or why they are left out."""
+    import torch
+
+    if torch.version.cuda is None:
+        return f"torch {torch.__version__} is not a CUDA build"
+    nvcc = find_nvcc()
+    if nvcc is None:
+        return "nvcc is not in CUDACXX, CUDA_HOME/bin, /usr/local/cuda/bin or PATH"
+    toolkit = nvcc_version(nvcc)
+    major = major_minor(torch.version.cuda)[0]
+    if toolkit[0] != major:
+        release = f"{toolkit[0]}.{toolkit[1]}"
+        return f"{nvcc} is of CUDA {release}, and torch {torch.__version__} of CUDA {torch.version.cuda}"
+    # Where the wheels of NVIDIA's libraries lie: torch loads NCCL from there.
+    wheels = Path(torch.__file__).resolve().parents[1] / "nvidia"
+    nccl_header, nccl_library = wheels / "nccl" / "include" / "nccl.h", wheels / "nccl" / "lib" / "libnccl.so.2"
+    for path in (nccl_header, nccl_library):
+        if not path.exists():
+            return f"{path} does not exist; pip install nvidia-nccl-cu{major} in the version that torch asks for"
+    return CudaBuild(
+        nvcc=nvcc,
+        architectures=cuda_architectures(os.environ.get("TORCH_CUDA_ARCH_LIST", ""), toolkit),
+        nccl_include_folder=nccl_header.parent,
+        nccl_library=nccl_library,
+        extra_include_folders=[path for path in [wheels / f"cu{major}" / "include"] if path.exists()],
+    )
+
+
+def cuda_build() -> CudaBuild | None:
+    """As HORON_CUDA asks; says in one line what is not built, and why."""
+    wanted = os.environ.get("HORON_CUDA", "auto").lower()
+    if wanted not in ("auto", "0", "1", "off", "on"):
+        stop(f"HORON_CUDA is '{wanted}'; expected auto, 0 or 1.")
+    if wanted in ("0", "off"):
+        print("horon is built without its GPU parts: HORON_CUDA asks for it.", flush=True)
+        return None
+    found = find_cuda_build()
+    if isinstance(found, CudaBuild):
+        return found
+    if wanted in ("1", "on"):
+        stop(f"HORON_CUDA asks for the GPU parts, but {found}.")
+    print(f"horon is built without its GPU parts: {found}.", flush=True)
+    return None
+
+
+def find_nvcc() -> Path | None:
+    """The first nvcc in the places that CMake and torch look at."""
+    homes = [os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda"]
+    candidates = [os.environ.get("CUDACXX"), *(f"{home}/bin/nvcc" for home in homes if home), shutil.which("nvcc")]
+    for candidate in candidates:
+        path = shutil.which(candidate) if candidate else None
+        if path:
+            return Path(path)
+    return None
+
+
+def nvcc_version(nvcc: Path) -> tuple[int, int]:
+    """(13, 0) of "Cuda compilation tools, release 13.0, V13.0.88"; (0, 0) if it does not say."""
+    output = subprocess.run([nvcc, "--version"], capture_output=True, text=True).stdout
+    match = re.search(r"release (\d+\.\d+)", output)
+    return major_minor(match[1]) if match else (0, 0)
+
+
+def cuda_architectures(torch_list: str, toolkit: tuple[int, int]) -> str:
+    """CMake's list for torch's ("8.0 9.0a;10.0+PTX"), or compute capability 8.0 to 10.0 and PTX."""
+    if not torch_list:
+        newest = ["90-real", "100"] if toolkit >= (12, 8) else ["90"]
+        return ";".join(["80-real", "86-real", "89-real", *newest])
+    architectures = []
+    for entry in torch_list.replace(";", " ").split():
+        match = re.fullmatch(r"(\d+)\.(\d)([af]?)(\+PTX)?", entry)
+        if match is None:
+            stop(f"TORCH_CUDA_ARCH_LIST has '{entry}'; expected numbers, say '8.0;9.0+PTX'.")
+        number = match[1] + match[2] + match[3]
+        architectures.append(number if match[4] else f"{number}-real")
+    return ";".join(architectures)
+
+
 class BuildPackage(build_py):
     """Copies the package; what an earlier build left (a module that is gone since) does not get in."""
 
@@ -144,10 +249,11 @@ class BuildExtension(build_ext):
         check_toolchain()
         output = Path(self.get_ext_fullpath(ext.name)).resolve()
         folder = ROOT / build_folder() / "cmake"
-        self.compile(folder, output.parent)
-        self.write_build_info(output.parent / "_build_info.py", version)
+        cuda = cuda_build()
+        self.compile(folder, output.parent, cuda)
+        self.write_build_info(output.parent / "_build_info.py", version, cuda)
 
-    def compile(self, folder: Path, output_folder: Path) -> None:
+    def compile(self, folder: Path, output_folder: Path, cuda: CudaBuild | None) -> None:
         import torch
         from torch.utils import cpp_extension  # torch was checked above
 
@@ -164,6 +270,7 @@ class BuildExtension(build_ext):
             f"-DHORON_PYTHON_INCLUDE_DIR={sysconfig.get_paths()['include']}",
             f"-DHORON_PYTHON_EXT_SUFFIX={sysconfig.get_config_var('EXT_SUFFIX')}",
             f"-DHORON_EXTENSION_DIR={output_folder}",
+            *(cuda.cmake_arguments() if cuda else ["-DHORON_CUDA=OFF"]),
         ]
         generator = "Ninja" if ninja else "Unix Makefiles"
         configure += [f"-G{generator}"] + ([f"-DCMAKE_MAKE_PROGRAM={ninja}"] if ninja else [])
@@ -181,14 +288,14 @@ class BuildExtension(build_ext):
         if result.returncode != 0:
             stop(f"the command above this line failed with exit code {result.returncode}:\n{' '.join(command)}")
 
-    def write_build_info(self, path: Path, version: str) -> None:
+    def write_build_info(self, path: Path, version: str, cuda: CudaBuild | None) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(
             '"""What this build of horon was made for. Written by setup.py."""\n\n'
             f"TORCH_VERSION = {version!r}\n"
             f"PYTHON_TAG = {python_tag()!r}\n"
             f"BUILD_ID = {build_id(self.distribution.get_version())!r}\n"
-            "CUDA = False\n"
+            f"CUDA = {cuda is not None}\n"
         )
 
     def copy_extensions_to_source(self) -> None:

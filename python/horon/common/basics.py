@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from horon import _build_info
 from horon.common._context import default_context
 from horon.common.process_sets import ProcessSet, global_process_set
 
@@ -169,8 +168,8 @@ def ccl_built() -> bool:
 
 
 def cuda_built() -> bool:
-    """Whether horon was built with CUDA. Source: Horovod 0.28.1 ``cuda_built``."""
-    return _build_info.CUDA
+    """Whether CUDA tensors work, which they do not yet in any build. Source: Horovod 0.28.1 ``cuda_built``."""
+    return False
 
 
 def rocm_built() -> bool:

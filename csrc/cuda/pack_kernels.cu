@@ -1,0 +1,52 @@
+#include <algorithm>
+
+#include "cuda/cuda_error.h"
+#include "cuda/pack_block.h"
+#include "cuda/pack_kernels.h"
+
+namespace horon {
+namespace {
+
+constexpr unsigned kThreads = 256;
+// At least so many are resident, with 64 registers a thread: without the bound, nvcc spills.
+constexpr unsigned kBlocksPerMultiprocessor = 4;
+
+// __grid_constant__: the table is read where the launch put it, not copied for each thread.
+template <std::uint32_t kCapacity>
+__global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
+    pack_kernel(const __grid_constant__ PackTable<kCapacity> table) {
+  run_pack_thread(table, blockIdx.x, threadIdx.x, kThreads);
+}
+
+template <std::uint32_t kCapacity>
+void launch(const PackLaunch& planned, cudaStream_t stream) {
+  PackTable<kCapacity> table;  // entries beyond n_parts are never read
+  table.header = planned.header;
+  std::copy(planned.parts.begin(), planned.parts.end(), table.parts);
+  pack_kernel<kCapacity><<<planned.n_blocks(), kThreads, 0, stream>>>(table);
+  HORON_CUDA_CHECK(cudaGetLastError(), "launch of the pack kernel with ", planned.parts.size(),
+                   " parts in ", planned.n_blocks(), " blocks");
+}
+
+}  // namespace
+
+void launch_pack(const std::vector<PackLaunch>& launches, StreamHandle stream) {
+  for (const PackLaunch& planned : launches) {
+    HORON_CHECK(planned.parts.size() <= kLargeTableParts, "pack: ", planned.parts.size(),
+                " parts in one launch, expected at most ", kLargeTableParts, ".");
+    if (planned.parts.size() <= kSmallTableParts) {
+      launch<kSmallTableParts>(planned, stream);
+    } else {
+      launch<kLargeTableParts>(planned, stream);
+    }
+  }
+}
+
+std::uint32_t multiprocessors_of(int device) {
+  int count = 0;
+  HORON_CUDA_CHECK(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device),
+                   "device ", device);
+  return static_cast<std::uint32_t>(count);
+}
+
+}  // namespace horon

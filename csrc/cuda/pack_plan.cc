@@ -1,0 +1,228 @@
+#include "cuda/pack_plan.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "core/error.h"
+#include "cuda/pack_block.h"
+
+namespace horon {
+namespace {
+
+// Assumptions, until measured on a GPU: a block of 256 threads with 8 accesses each pays for its
+// search; smaller ones pay while the device is not full.
+constexpr std::uint64_t kLargestBlockBytes = std::uint64_t{32} * 1024;
+constexpr std::uint64_t kSmallestBlockBytes = std::uint64_t{4} * 1024;
+constexpr std::uint64_t kBlocksPerMultiprocessor = 8;
+
+constexpr std::uint64_t kMaxGrains = std::numeric_limits<std::uint32_t>::max();
+
+struct ElementSizes {
+  std::uint64_t source;
+  std::uint64_t destination;
+};
+
+ElementSizes sizes_of(PackConversion conversion) {
+  const std::uint64_t wide = wide_bytes(conversion);
+  switch (conversion) {
+    case PackConversion::kFloat32ToFloat16:
+    case PackConversion::kFloat32ToBFloat16:
+      return {4, 2};
+    case PackConversion::kFloat16ToFloat32:
+    case PackConversion::kBFloat16ToFloat32:
+      return {2, 4};
+    default:
+      return {wide, wide};
+  }
+}
+
+// How one range is accessed: `head` elements one by one, then accesses of `access_bytes`.
+struct Alignment {
+  std::uint64_t head = 0;
+  std::uint64_t access_bytes = 0;
+};
+
+// The widest access to which both sides can be aligned by the same head.
+Alignment widest_access(const PackPart& part, const ElementSizes& sizes) {
+  const std::uint64_t wide = std::max(sizes.source, sizes.destination);
+  for (std::uint64_t access = kGrainBytes; access > wide; access /= 2) {
+    const std::uint64_t elements = access / wide;
+    for (std::uint64_t head = 0; head < elements; ++head) {
+      if ((part.source + head * sizes.source) % (elements * sizes.source) == 0 &&
+          (part.destination + head * sizes.destination) % (elements * sizes.destination) == 0) {
+        return {head, access};
+      }
+    }
+    if (part.conversion != PackConversion::kCopy) {
+      break;  // the kernel has only 16 bytes and single elements of these
+    }
+  }
+  return {0, wide};
+}
+
+void check_addresses(const PackPart& part) {
+  const ElementSizes sizes = sizes_of(part.conversion);  // 1 for what is copied as bytes
+  if (part.source == 0 || part.destination == 0 || part.source % sizes.source != 0 ||
+      part.destination % sizes.destination != 0) {
+    throw UsageError(concat("pack: ", part.elements, " elements go from address ", part.source,
+                            " to ", part.destination, ", expected memory that is aligned to ",
+                            sizes.source, " and ", sizes.destination,
+                            " bytes. Pass a contiguous copy of the tensor."));
+  }
+}
+
+class Planner {
+ public:
+  explicit Planner(const PackOptions& options) : options_(options) {}
+
+  void add(PackPart part) {
+    if (part.elements == 0) {
+      return;
+    }
+    check_addresses(part);
+    const ElementSizes sizes = sizes_of(part.conversion);
+    const Alignment alignment = widest_access(part, sizes);
+    const std::uint64_t head = std::min(alignment.head, part.elements);
+    if (head > 0) {
+      PackPart first = part;
+      first.elements = head;
+      first.access_bytes = static_cast<std::uint8_t>(wide_bytes(part.conversion));
+      place(first);
+      advance(part, head, sizes);
+    }
+    part.access_bytes = static_cast<std::uint8_t>(alignment.access_bytes);
+    place_divided(part, sizes);
+  }
+
+  std::vector<PackLaunch> finish() {
+    for (PackLaunch& launch : launches_) {
+      launch.header.n_parts = static_cast<std::uint32_t>(launch.parts.size());
+      launch.header.factor = options_.factor;
+      launch.header.grains_per_block = grains_per_block(launch.header.n_grains);
+    }
+    return std::move(launches_);
+  }
+
+ private:
+  bool needs_launch() const {
+    return launches_.empty() || launches_.back().parts.size() == kLargeTableParts ||
+           launches_.back().header.n_grains == kMaxGrains;
+  }
+
+  static void advance(PackPart& part, std::uint64_t elements, const ElementSizes& sizes) {
+    part.source += elements * sizes.source;
+    part.destination += elements * sizes.destination;
+    part.elements -= elements;
+  }
+
+  // A part may be longer than what is left of the axis of a launch, or than a whole one.
+  void place_divided(PackPart part, const ElementSizes& sizes) {
+    while (part.elements > 0) {
+      const std::uint64_t room =
+          needs_launch() ? kMaxGrains : kMaxGrains - launches_.back().header.n_grains;
+      PackPart piece = part;
+      piece.elements =
+          std::min(part.elements, room * std::uint64_t{elements_per_grain(part.conversion)});
+      place(piece);
+      advance(part, piece.elements, sizes);
+    }
+  }
+
+  void place(PackPart part) {
+    const std::uint64_t grains = grains_of(part);
+    if (needs_launch() || launches_.back().header.n_grains + grains > kMaxGrains) {
+      launches_.emplace_back();
+    }
+    PackLaunch& launch = launches_.back();
+    part.first_grain = launch.header.n_grains;
+    launch.header.n_grains += static_cast<std::uint32_t>(grains);
+    launch.parts.push_back(part);
+  }
+
+  std::uint32_t grains_per_block(std::uint64_t n_grains) const {
+    const std::uint64_t blocks =
+        kBlocksPerMultiprocessor * std::max<std::uint64_t>(options_.n_multiprocessors, 1);
+    const std::uint64_t bytes = (n_grains * kGrainBytes + blocks - 1) / blocks;
+    const std::uint64_t bounded = std::clamp(bytes, kSmallestBlockBytes, kLargestBlockBytes);
+    // Whole accesses of all threads of a block.
+    return static_cast<std::uint32_t>((bounded + kSmallestBlockBytes - 1) / kSmallestBlockBytes *
+                                      (kSmallestBlockBytes / kGrainBytes));
+  }
+
+  const PackOptions options_;
+  std::vector<PackLaunch> launches_;
+};
+
+}  // namespace
+
+PackConversion conversion_between(DType source, DType destination, double factor) {
+  using Conversion = PackConversion;
+  if (source == destination) {
+    if (factor == 1.0) {
+      return Conversion::kCopy;
+    }
+    switch (source) {
+      case DType::kFloat16:
+        return Conversion::kFloat16;
+      case DType::kBFloat16:
+        return Conversion::kBFloat16;
+      case DType::kFloat32:
+        return Conversion::kFloat32;
+      case DType::kFloat64:
+        return Conversion::kFloat64;
+      default:
+        throw UsageError(concat("pack: a factor of ", factor, " for a tensor of ", name(source),
+                                ", expected float16, bfloat16, float32 or float64. Scale it "
+                                "before or after the call."));
+    }
+  }
+  if (source == DType::kFloat32 && destination == DType::kFloat16) {
+    return Conversion::kFloat32ToFloat16;
+  }
+  if (source == DType::kFloat32 && destination == DType::kBFloat16) {
+    return Conversion::kFloat32ToBFloat16;
+  }
+  if (source == DType::kFloat16 && destination == DType::kFloat32) {
+    return Conversion::kFloat16ToFloat32;
+  }
+  if (source == DType::kBFloat16 && destination == DType::kFloat32) {
+    return Conversion::kBFloat16ToFloat32;
+  }
+  throw UsageError(concat("pack: a cast from ", name(source), " to ", name(destination),
+                          ", expected one between float32 and float16 or bfloat16."));
+}
+
+std::vector<PackLaunch> plan_pack(PackDirection direction, const std::vector<PackTensor>& tensors,
+                                  std::uint64_t buffer_address, const PackOptions& options) {
+  Planner planner(options);
+  for (const PackTensor& tensor : tensors) {
+    const bool packs = direction == PackDirection::kPack;
+    const std::uint64_t in_buffer = buffer_address + tensor.buffer_offset;
+    PackPart part{};
+    part.conversion =
+        conversion_between(packs ? tensor.dtype : tensor.buffer_dtype,
+                           packs ? tensor.buffer_dtype : tensor.dtype, options.factor);
+    part.source = packs ? tensor.address : in_buffer;
+    part.destination = packs ? in_buffer : tensor.address;
+    part.elements = tensor.elements *
+                    (part.conversion == PackConversion::kCopy ? element_bytes(tensor.dtype) : 1);
+    planner.add(part);
+  }
+  return planner.finish();
+}
+
+std::vector<PackLaunch> plan_copies(const std::vector<ByteCopy>& copies,
+                                    const PackOptions& options) {
+  Planner planner(options);
+  for (const ByteCopy& copy : copies) {
+    PackPart part{};
+    part.conversion = PackConversion::kCopy;
+    part.source = copy.source;
+    part.destination = copy.destination;
+    part.elements = copy.bytes;
+    planner.add(part);
+  }
+  return planner.finish();
+}
+
+}  // namespace horon

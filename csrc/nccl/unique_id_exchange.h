@@ -1,0 +1,19 @@
+// How the ranks of a communicator agree on NCCL's unique id: rank 0 makes it, the store carries it.
+#pragma once
+
+#include <string>
+
+#include "core/deadline.h"
+#include "core/store.h"
+#include "nccl/nccl_api.h"
+
+namespace horon {
+
+// `name` tells the communicators of a store apart (a device pair, the named operations). May be
+// called again with the same name, by all ranks: each call is a generation with keys of its own.
+// Blocks until rank 0 has come. Throws TimeoutError at the deadline, and GroupError on all ranks if
+// rank 0 got no id from NCCL.
+NcclUniqueId exchange_unique_id(Store& store, NcclApi& api, int rank, const std::string& name,
+                                const Deadline& deadline);
+
+}  // namespace horon
