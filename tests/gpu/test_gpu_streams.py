@@ -216,8 +216,6 @@ def test_barrier_waits_for_the_gpu(n: int) -> None:
 
 def _barrier_meets(rank: int, n: int) -> None:
     for turn in range(5):
-        if rank == turn % n:
-            assert not store().check([f"in-{turn}-{r}" for r in range(n)]) or n == 1
         store().set(f"in-{turn}-{rank}", "1")
         dist.barrier()
         assert store().check([f"in-{turn}-{r}" for r in range(n)]), "the barrier did not wait for all"
