@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE), str(HERE.parent / "python")]
+sys.path.insert(0, str(HERE.parent / "python"))
+sys.path.insert(0, str(HERE))
 
-import gpu_harness
+import gpu_harness  # noqa: E402  (after its folder is known)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

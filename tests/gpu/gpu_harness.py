@@ -1,7 +1,7 @@
 """Runs functions as ranks that share one GPU, in processes that were executed and not forked.
 
 `run_ranks` uses a pool of processes that lives as long as the pytest session, `run_fresh_processes` new ones, and
-returns how each ended. A few processes that have imported torch already are kept in reserve, because that takes seconds.
+returns how each ended. A few processes that have imported torch are kept in reserve, because that takes seconds.
 
 Several ranks on one GPU: NCCL takes GPUs of one bus id on one host for the same and refuses them, so each rank has a
 NCCL_HOSTID of its own and NCCL goes over sockets; from NCCL 2.30 on NCCL_MULTI_RANK_GPU_ENABLE=1 allows it.

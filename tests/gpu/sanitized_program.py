@@ -1,6 +1,6 @@
 """What compute-sanitizer watches: the pack kernel on awkward tensors, and a fused call. One rank, few seconds.
 
-    compute-sanitizer --tool memcheck python tests/gpu/sanitized_program.py
+compute-sanitizer --tool memcheck python tests/gpu/sanitized_program.py
 """
 
 from __future__ import annotations

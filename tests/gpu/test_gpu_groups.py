@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from gpu_harness import group_backend, on_nccl, on_simulator, run_ranks
 from gpu_tensors import DEVICE, all_inputs, check_equal, check_reduced, make_input, on_cpu, on_gpu, output
-from harness import Cases, TORCH_VERSION
+from harness import TORCH_VERSION, Cases
 
 RANKS = [1, 2, 4]
 
@@ -25,7 +25,9 @@ def _mixed(rank: int, n: int) -> None:
     """CPU and CUDA operations in flight together, issued in the same order everywhere and waited for in another."""
     devices = ["cpu", "cuda", "cuda", "cpu", "cuda", "cpu", "cpu", "cuda"]
     tensors = [make_input(rank, 100 + 3000 * i, torch.float32, seed=i) for i in range(len(devices))]
-    tensors = [tensor.to(DEVICE if device == "cuda" else "cpu") for tensor, device in zip(tensors, devices, strict=True)]
+    tensors = [
+        tensor.to(DEVICE if device == "cuda" else "cpu") for tensor, device in zip(tensors, devices, strict=True)
+    ]
     works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
     for work in reversed(works):
         work.wait()

@@ -1,4 +1,4 @@
-"""The Horovod API on CUDA tensors: every collective in any order, grouped, compressed, scaled, mixed with CPU tensors."""
+"""The Horovod API on CUDA tensors: all collectives, in any order, grouped, scaled, mixed with CPU tensors."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import itertools
 import pytest
 import torch
 from gpu_harness import run_ranks
-from gpu_tensors import DEVICE, FLOATING, check_equal, make_input, moved_input, on_cpu, on_gpu
+from gpu_tensors import DEVICE, FLOATING, check_equal, moved_input, on_cpu, on_gpu
 from harness import Cases, store
 from horovod_session import horovod
 
@@ -195,9 +195,7 @@ def _moving(rank: int, size: int) -> None:
                 check_equal(found, expected)
                 assert received.tolist() == [splits[r][rank] for r in range(size)]
                 even = [moved_input(r, 2 * size, dtype) for r in range(size)]
-                check_equal(
-                    hvd.alltoall(on_gpu(even[rank])), torch.cat([t[2 * rank : 2 * rank + 2] for t in even])
-                )
+                check_equal(hvd.alltoall(on_gpu(even[rank])), torch.cat([t[2 * rank : 2 * rank + 2] for t in even]))
         cases.check()
 
 

@@ -58,7 +58,9 @@ def _ring(rank: int, n: int) -> None:
             others = [r for r in range(n) if r != rank]
             received = {r: output(count + r, torch.int32) for r in others}
             operations = [dist.P2POp(dist.irecv, received[r], r) for r in others]
-            operations += [dist.P2POp(dist.isend, on_gpu(moved_input(rank, count + rank, torch.int32)), r) for r in others]
+            operations += [
+                dist.P2POp(dist.isend, on_gpu(moved_input(rank, count + rank, torch.int32)), r) for r in others
+            ]
             for work in dist.batch_isend_irecv(operations):
                 work.wait()
             for r in others:

@@ -37,9 +37,10 @@ def test_the_program_runs_by_itself() -> None:
 
 @pytest.mark.parametrize("tool", ["memcheck", "racecheck"])
 def test_nothing_is_found(tool: str) -> None:
-    options = ["--tool", tool, "--error-exitcode", str(FOUND_SOMETHING), "--kernel-name", "kernel_substring=horon"]
-    if tool == "memcheck":
-        options = ["--tool", tool, "--error-exitcode", str(FOUND_SOMETHING), "--report-api-errors", "no"]
+    options = ["--tool", tool, "--error-exitcode", str(FOUND_SOMETHING)]
+    # NCCL's own kernels share memory in ways that racecheck does not know; torch asks CUDA questions that may fail.
+    more = {"memcheck": ["--report-api-errors", "no"], "racecheck": ["--kernel-name", "kernel_substring=pack_kernel"]}
+    options += more[tool]
     done = _run([_sanitizer(), *options, sys.executable, str(HERE / "sanitized_program.py")])
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-3000:]
     assert "done" in done.stdout

@@ -104,7 +104,7 @@ def _large(rank: int, n: int) -> None:
         mine[mark] = 10 * (rank + 1)
     dist.all_reduce(mine)
     total = n * (n + 1) // 2
-    expected = {mark: 10 * total for mark in marks}
+    expected = dict.fromkeys(marks, 10 * total)
     for mark in [*marks, 2, (1 << 31) + 1, count - 2]:
         assert mine[mark].item() == expected.get(mark, total), mark
     assert int((mine != total).sum()) == len(marks)
