@@ -7,8 +7,7 @@ Several ranks on one GPU: NCCL takes GPUs of one bus id on one host for the same
 NCCL_HOSTID of its own and NCCL goes over sockets; from NCCL 2.30 on NCCL_MULTI_RANK_GPU_ENABLE=1 allows it.
 
 Variables: HORON_GPU_TESTS_BACKEND (set by --backend; "horon", or "nccl" to check the tests themselves),
-HORON_GPU_TESTS_ON_SIMULATOR=1 (runs on the simulated CUDA of tests/python/cuda_simulator.py, what needs true kernels is
-skipped), HORON_GPU_TESTS_SPARES (processes in reserve).
+HORON_GPU_TESTS_ON_SIMULATOR=1 (runs on the simulated CUDA of tests/cuda_simulator; what needs true kernels is skipped), HORON_GPU_TESTS_SPARES (processes in reserve).
 """
 
 from __future__ import annotations
@@ -58,6 +57,16 @@ def on_nccl() -> bool:
 def group_backend() -> str:
     """What init_process_group is given: a group for CPU and CUDA tensors."""
     return "cpu:gloo,cuda:nccl" if on_nccl() else tested_backend()
+
+
+def simulator_environment() -> dict[str, str]:
+    """What makes a child process run on the simulated CUDA and NCCL, which is built if need be."""
+    build = [sys.executable, str(HERE.parent / "cuda_simulator" / "build.py")]
+    library = subprocess.run(build, capture_output=True, text=True, check=True).stdout.strip()
+    preloaded = f"{library}:{os.environ['LD_PRELOAD']}" if os.environ.get("LD_PRELOAD") else library
+    # Entries of streams are late by up to that much, so that what nobody waits for is not there in time.
+    delay_us = os.environ.get("HORON_SIMULATOR_DELAY_US", "200")
+    return {"LD_PRELOAD": preloaded, "HORON_SIMULATOR_DELAY_US": delay_us}
 
 
 def nccl_version() -> tuple[int, ...]:
@@ -150,8 +159,6 @@ class Session:
         self._n_spares = int(os.environ.get("HORON_GPU_TESTS_SPARES", default))
         self._environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
         if on_simulator():
-            from cuda_simulator import simulator_environment
-
             self._environment.update(simulator_environment())
 
     def take(self, n: int) -> list[Process]:

@@ -31,8 +31,8 @@ REDUCED = [
 NOT_REDUCED = [torch.int16, torch.uint16]
 OPS = ["SUM", "AVG", "PRODUCT", "MIN", "MAX", "PREMUL_SUM"]
 SIZES = [0, 1, 3, 1000, 65537, 300001]
-NCCL_BACKEND_LACKS = [torch.int16, torch.uint16, torch.uint32, torch.uint64, *FLOAT8]
-"""Types that PyTorch's nccl backend does not move, or not in every version."""
+NCCL_BACKEND_LACKS = [torch.int16, torch.uint16, torch.uint32, torch.uint64, *FLOAT8, *COMPLEX]
+"""Types that PyTorch's nccl backend does not take, or not in every version and operation."""
 
 
 def on_gpu(tensor: torch.Tensor) -> torch.Tensor:
