@@ -11,9 +11,10 @@ namespace horon {
 
 // `name` tells the communicators of a store apart (a device pair, the named operations). May be
 // called again with the same name, by all ranks: each call is a generation with keys of its own.
-// Blocks until rank 0 has come. Throws TimeoutError at the deadline, and GroupError on all ranks if
-// rank 0 got no id from NCCL.
-NcclUniqueId exchange_unique_id(Store& store, NcclApi& api, int rank, const std::string& name,
-                                const Deadline& deadline);
+// Returns when all ranks have come, so that nobody waits inside NCCL, which may know no deadline,
+// for a rank that never comes. Throws TimeoutError at the deadline, which names the ranks that are
+// missing, and GroupError on all ranks if rank 0 got no id from NCCL.
+NcclUniqueId exchange_unique_id(Store& store, NcclApi& api, int rank, int n_ranks,
+                                const std::string& name, const Deadline& deadline);
 
 }  // namespace horon

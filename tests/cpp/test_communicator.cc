@@ -244,7 +244,7 @@ TEST_CASE("unique id: all ranks get rank 0's, and another one each time") {
   require_no_errors(run_ranks(4, [&](int rank) {
     for (auto& generation : ids) {
       generation[static_cast<std::size_t>(rank)] =
-          exchange_unique_id(store, nccl, rank, "device 0", patient());
+          exchange_unique_id(store, nccl, rank, 4, "device 0", patient());
     }
   }));
   for (const auto& generation : ids) {
@@ -261,9 +261,20 @@ TEST_CASE("unique id: where rank 0 gets none, all ranks say why; where it never 
   MemoryStore store;
   FakeNccl nccl;
   nccl.fail("get_unique_id", NcclResult::kSystemError);
-  const Errors errors =
-      run_ranks(3, [&](int rank) { exchange_unique_id(store, nccl, rank, "device 1", patient()); });
+  const Errors errors = run_ranks(
+      3, [&](int rank) { exchange_unique_id(store, nccl, rank, 3, "device 1", patient()); });
   require_all_threw<GroupError>(errors);
   REQUIRE(contains(text_of(errors[2]), "ncclGetUniqueId failed on rank 0: error text 2"));
-  REQUIRE_THROWS_AS(exchange_unique_id(store, nccl, 1, "device 2", soon()), TimeoutError);
+  REQUIRE_THROWS_AS(exchange_unique_id(store, nccl, 1, 2, "device 2", soon()), TimeoutError);
+}
+
+TEST_CASE("unique id: ranks that never come are named") {
+  MemoryStore store;
+  FakeNccl nccl;
+  const Errors errors = run_ranks(2, [&](int rank) {
+    exchange_unique_id(store, nccl, rank, 5, "device 0", rank == 0 ? soon() : patient());
+  });
+  REQUIRE(threw<TimeoutError>(errors[0]));
+  REQUIRE(contains(text_of(errors[0]), "ranks 2, 3 and 4 did not come within"));
+  REQUIRE(contains(text_of(errors[1]), "ranks 2, 3 and 4 did not come within"));
 }

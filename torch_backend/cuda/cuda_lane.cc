@@ -1,0 +1,58 @@
+#include "cuda/cuda_lane.h"
+
+#include <c10/cuda/CUDAGuard.h>
+
+#include <cstdlib>
+#include <string_view>
+
+#include "core/error.h"
+#include "cuda/pack_kernels.h"
+#include "nccl/unique_id_exchange.h"
+#include "store_adapter.h"
+
+namespace horon::torch_backend {
+namespace {
+
+// See decision 0017: a call on a non-blocking communicator costs NCCL a thread. All ranks have met
+// before NCCL is asked to connect them, so blocking ones do not wait for a rank that never comes.
+bool wants_blocking() {
+  const char* value = std::getenv("HORON_NCCL_BLOCKING");
+  return value == nullptr || std::string_view(value) != "0";
+}
+
+LaunchCopies copies_with(std::uint32_t n_multiprocessors) {
+  PackOptions options;
+  options.n_multiprocessors = n_multiprocessors;
+  return [options](const std::vector<ByteCopy>& copies, StreamHandle stream) {
+    launch_pack(plan_copies(copies, options), stream);
+  };
+}
+
+}  // namespace
+
+NcclApi& nccl_api() {
+  static NcclApi* const api =
+      make_nccl_api().release();  // communicators may outlive static objects
+  return *api;
+}
+
+CudaLane::CudaLane(std::unique_ptr<Communicator> communicator, c10::DeviceIndex device)
+    : stream_(c10::cuda::getStreamFromPool(/*isHighPriority=*/true, device)),
+      n_multiprocessors_(multiprocessors_of(device)),
+      events_(device),
+      transport_(nccl_api(), std::move(communicator), copies_with(n_multiprocessors_)) {}
+
+std::unique_ptr<CudaLane> CudaLane::connect(const c10::intrusive_ptr<c10d::Store>& store,
+                                            const std::string& name, int rank, int n_ranks,
+                                            c10::DeviceIndex device, const Deadline& deadline) {
+  const c10::cuda::CUDAGuard guard(device);
+  StoreAdapter adapter(store);
+  const NcclUniqueId id = exchange_unique_id(adapter, nccl_api(), rank, n_ranks, name, deadline);
+  NcclConfig config;
+  config.is_blocking = wants_blocking();
+  config.name = name;
+  return std::unique_ptr<CudaLane>(
+      new CudaLane(Communicator::connect(nccl_api(), id, rank, n_ranks, config, deadline), device));
+}
+
+}  // namespace horon::torch_backend

@@ -1,0 +1,49 @@
+// What the operations of one group on one device run on: a communicator, a stream, events.
+#pragma once
+
+#include <c10/cuda/CUDAStream.h>
+
+#include <memory>
+#include <string>
+
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include "core/deadline.h"
+#include "cuda/event_pool.h"
+#include "nccl/nccl_transport.h"
+
+namespace horon::torch_backend {
+
+// NCCL itself; one for the process.
+NcclApi& nccl_api();
+
+// Thread safety: as NcclTransport; the other methods from any thread.
+class CudaLane {
+ public:
+  // Blocks until all ranks have come. `name` tells the communicators of a store apart. The ranks'
+  // devices may have different numbers. Throws TimeoutError, which names the missing ranks, and
+  // GroupError.
+  static std::unique_ptr<CudaLane> connect(const c10::intrusive_ptr<c10d::Store>& store,
+                                           const std::string& name, int rank, int n_ranks,
+                                           c10::DeviceIndex device, const Deadline& deadline);
+
+  NcclTransport& transport() { return transport_; }
+  int rank() const { return transport_.rank(); }
+  int n_ranks() const { return transport_.n_ranks(); }
+  // Of high priority, from torch's pool: for asynchronous operations.
+  const c10::cuda::CUDAStream& stream() const { return stream_; }
+  EventPool& events() { return events_; }
+  c10::DeviceIndex device() const { return stream_.device_index(); }
+  // For the pack kernel.
+  std::uint32_t n_multiprocessors() const { return n_multiprocessors_; }
+
+ private:
+  CudaLane(std::unique_ptr<Communicator> communicator, c10::DeviceIndex device);
+
+  const c10::cuda::CUDAStream stream_;
+  const std::uint32_t n_multiprocessors_;
+  EventPool events_;
+  NcclTransport transport_;
+};
+
+}  // namespace horon::torch_backend
