@@ -103,8 +103,7 @@ def _bucketed(name: str, workload: Workload, group: dist.ProcessGroup) -> Conten
         members = [tensors[i] for i in indices]
         flat = torch.zeros(sum(tensor.numel() for tensor in members), device="cuda")
         views = [
-            view.view_as(tensor)
-            for view, tensor in zip(flat.split([t.numel() for t in members]), members, strict=True)
+            view.view_as(tensor) for view, tensor in zip(flat.split([t.numel() for t in members]), members, strict=True)
         ]
         parts.append((flat, views, members))
 
