@@ -85,14 +85,8 @@ def goals(cells: Sequence[Cell]) -> list[Goal]:
         rows.append(Goal(f"161 gradients, {at}, coalesced: end to end / nccl's best way", 1.0, True, end))
         for kind, bound, text in (("total", 1.02, "end to end"), ("host", 1.0, "host")):
             theirs = find.best(_LARGE, [f"{b} direct" for b in _NCCL], n, kind)
-            rows.append(
-                Goal(
-                    f"64 MiB, {at}: {text} / nccl",
-                    bound,
-                    True,
-                    _ratio(find.of(_LARGE, "horon direct", n, kind), theirs),
-                )
-            )
+            mine = find.of(_LARGE, "horon direct", n, kind)
+            rows.append(Goal(f"64 MiB, {at}: {text} / nccl", bound, True, _ratio(mine, theirs)))
         for view in ("", ", gradient_as_bucket_view"):
             theirs = find.best(_STEP, [f"DDP on {b}{view}" for b in _NCCL], n, "total")
             mine = find.of(_STEP, f"DDP on horon{view}", n, "total")
@@ -152,16 +146,8 @@ def _table(table: str, n_ranks: int, cells: Sequence[Cell]) -> list[str]:
     head = ["", f"### {table}, {n_ranks} rank{'s' if n_ranks > 1 else ''}", ""]
     if size:
         head[1] += f" ({cells[0].n_bytes / (1 << 20):.1f} MiB)"
-    columns = [
-        "contender",
-        "host",
-        "p99",
-        "end to end",
-        "p99",
-        *(["GPU", "p99"] if with_device else []),
-        "ratio",
-        "samples",
-    ]
+    on_device = ["GPU", "p99"] if with_device else []
+    columns = ["contender", "host", "p99", "end to end", "p99", *on_device, "ratio", "samples"]
     head += ["| " + " | ".join(columns) + " |", "|---" * len(columns) + "|"]
 
     def main_figure(cell: Cell) -> float:
