@@ -25,8 +25,7 @@ struct DeviceBatch {
 };
 
 // Two exist: torch_backend's, and the tests' fake.
-// Thread safety: one thread at a time, as the executor. Ended by its lane's shutdown() and abort(),
-// which may come from any thread.
+// Thread safety: one thread at a time, as the executor; abort() from any.
 class DeviceBatches {
  public:
   virtual ~DeviceBatches() = default;
@@ -43,6 +42,11 @@ class DeviceBatches {
   virtual std::string check() = 0;
   // Whether something that was queued had not come when check() looked last.
   virtual bool is_busy() const = 0;
+
+  // For the lane's. Gives what was queued a few seconds to come.
+  virtual void shutdown() = 0;
+  // Ends what is under way, on the device as well; later batches fail.
+  virtual void abort(const std::string& reason) = 0;
 };
 
 }  // namespace horon

@@ -162,7 +162,8 @@ class FakeDeviceBatches final : public DeviceBatches {
     return fails ? "the GPU has fallen off the bus" : "";
   }
   bool is_busy() const override { return !pending_.empty() || fails; }
-  void abort() { is_aborted = true; }
+  void shutdown() override {}
+  void abort(const std::string& /*reason*/) override { is_aborted = true; }
 
   std::atomic<bool> fails{false};
   std::atomic<bool> is_aborted{false};

@@ -47,7 +47,7 @@ class TestLane final : public ProcessSetLane {
   void abort(const std::string& reason) override {
     transport_.abort(reason);
     if (gpu_) {
-      gpu_->abort();
+      gpu_->abort(reason);
     }
   }
 
