@@ -9,6 +9,7 @@
 #include "errors.h"
 #include "in_turn.h"
 #include "interrupt.h"
+#include "joined_work.h"
 #include "kept_context.h"
 #include "live_groups.h"
 #include "process_arena.h"
@@ -104,6 +105,7 @@ std::vector<int> to_ints(const std::vector<uint64_t>& ranks) {
 HoronBackend::HoronBackend(c10::intrusive_ptr<c10d::Store> store, int rank, int size,
                            c10::intrusive_ptr<BackendOptions> options, GlooMaker make_gloo)
     : c10d::Backend(rank, size),
+      store_(store),
       options_(std::move(options)),
       make_gloo_(std::move(make_gloo)),
       builder_(rank, size) {
@@ -162,6 +164,9 @@ void HoronBackend::keep_context_from_gloo() const {
 
 HoronBackend::WorkPtr HoronBackend::issue(Collective collective, const Call& call) {
   group_->check_process(call.title);
+  if (collective.is_cuda()) {
+    return device_side()->issue(std::move(collective), to_device(call, sequence_.fetch_add(1)));
+  }
   keep_context_from_gloo();
   const std::uint64_t sequence = sequence_.fetch_add(1);
   if (!call.is_async) {
@@ -179,6 +184,28 @@ HoronBackend::WorkPtr HoronBackend::issue(Collective collective, const Call& cal
     rethrow_translated();
   }
   return work;
+}
+
+std::shared_ptr<DeviceSide> HoronBackend::device_side() {
+  return group_->device_side([this] {
+    auto side = make_device_side(c10::make_intrusive<c10d::PrefixStore>("device", store_), rank_,
+                                 size_, group_, hooks_);
+    if (is_coalescing_) {
+      side->start_coalescing();
+    }
+    return side;
+  });
+}
+
+DeviceCall HoronBackend::to_device(const Call& call, std::uint64_t sequence) {
+  return {call.op_type, call.title, call.timeout, call.is_async, sequence};
+}
+
+void HoronBackend::eagerConnectSingleDevice(at::Device device) {
+  group_->check_process("connect");
+  if (device.is_cuda()) {
+    device_side()->connect(device, group_->timeout());
+  }
 }
 
 HoronBackend::WorkPtr HoronBackend::finished_work(const Call& call, std::uint64_t sequence,
@@ -244,9 +271,10 @@ bool HoronBackend::supportsTensorAlloc(c10::DeviceIndex /*device*/) {
 }
 
 at::Tensor HoronBackend::allocateTensor(long size, at::TensorOptions options) {
-  TORCH_CHECK_VALUE(options.device().is_cpu(), "horon: allocate_tensor: expected device cpu, got ",
-                    options.device(), ".");
   TORCH_CHECK_VALUE(size >= 0, "horon: allocate_tensor: got a size of ", size, ".");
+  if (!options.device().is_cpu()) {
+    return at::empty({size}, options);
+  }
   return empty_in_arena({size}, c10::typeMetaToScalarType(options.dtype()));
 }
 
@@ -266,29 +294,53 @@ c10::intrusive_ptr<c10d::Window> HoronBackend::new_window(const std::optional<at
 }
 #endif
 
-bool HoronBackend::supportsCoalescing() const { return is_shared(); }
+bool HoronBackend::supportsCoalescing() const { return is_shared() || has_gpu_parts(); }
 
 void HoronBackend::startCoalescing() {
   const std::lock_guard lock(coalescing_mutex_);
   TORCH_CHECK(!is_coalescing_, "horon: startCoalescing: a coalesced batch is already open.");
   is_coalescing_ = true;
+  if (const auto side = group_->device_side()) {
+    side->start_coalescing();
+  }
 }
 
 HoronBackend::WorkPtr HoronBackend::endCoalescing() {
   std::vector<c10::intrusive_ptr<HoronWork>> parts;
+  std::vector<WorkPtr> others;
   {
     const std::lock_guard lock(coalescing_mutex_);
     TORCH_CHECK(is_coalescing_, "horon: endCoalescing: no coalesced batch is open.");
     is_coalescing_ = false;
     parts.swap(coalesced_);
+    others.swap(coalesced_over_gloo_);
   }
+  const Call whole_call{c10d::OpType::COALESCED, "horon:coalesced", resolve(c10d::kUnsetTimeout),
+                        true, HoronWork::Mover::kLane};
+  if (const auto side = group_->device_side()) {
+    if (WorkPtr on_device = side->end_coalescing(to_device(whole_call, sequence_.load()))) {
+      others.push_back(std::move(on_device));
+    }
+  }
+  if (!others.empty()) {
+    if (!parts.empty()) {
+      others.push_back(coalesced_work(std::move(parts), whole_call));
+    }
+    if (others.size() == 1) {
+      return others[0];
+    }
+    return JoinedWork::make(rank_, std::move(others), hooks_);
+  }
+  return coalesced_work(std::move(parts), whole_call);
+}
+
+HoronBackend::WorkPtr HoronBackend::coalesced_work(std::vector<c10::intrusive_ptr<HoronWork>> parts,
+                                                   Call call) {
   const bool are_messages = std::all_of(parts.begin(), parts.end(), [](const auto& part) {
     return part->mover() == HoronWork::Mover::kMessages;
   });
-  const auto whole =
-      make_work({c10d::OpType::COALESCED, "horon:coalesced", resolve(c10d::kUnsetTimeout), true,
-                 are_messages ? HoronWork::Mover::kMessages : HoronWork::Mover::kLane},
-                sequence_.load(), {}, {});
+  call.mover = are_messages ? HoronWork::Mover::kMessages : HoronWork::Mover::kLane;
+  const auto whole = make_work(call, sequence_.load(), {}, {});
   struct Progress {
     std::mutex mutex;
     std::size_t missing = 0;

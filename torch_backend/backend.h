@@ -71,7 +71,7 @@ class HoronBackend final : public c10d::Backend {
   WorkPtr barrier(const c10d::BarrierOptions& opts) override;
   void monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all_ranks) override;
 
-  // Beside c10d: no Work, no hooks, and the group's own timeout. For any CPU tensor.
+  // Beside c10d: no Work, no hooks, and the group's own timeout. For any tensor.
   void all_reduce_blocking(const at::Tensor& tensor, const c10d::ReduceOp& op);
 
   // The shortest way for one plain tensor (RequestBuilder::is_plain_cpu): blocks, allocates
@@ -86,6 +86,9 @@ class HoronBackend final : public c10d::Backend {
   // Memory in the arena, for FSDP2's buffers: of CPU groups whose ranks share memory.
   bool supportsTensorAlloc(c10::DeviceIndex device) override;
   at::Tensor allocateTensor(long size, at::TensorOptions options) override;
+
+  // Connects the communicator before the first operation: init_process_group(device_id=...).
+  void eagerConnectSingleDevice(at::Device device) override;
 
   bool supportsCoalescing() const override;
   void startCoalescing() override;
@@ -138,6 +141,11 @@ class HoronBackend final : public c10d::Backend {
   // Where Gloo's threads may hold Python's context: see Note [Kept contexts].
   void keep_context_from_gloo() const;
   WorkPtr issue(Collective collective, const Call& call);
+  // What carries the tensors of GPUs; made when it is first asked for.
+  std::shared_ptr<DeviceSide> device_side();
+  static DeviceCall to_device(const Call& call, std::uint64_t sequence);
+  WorkPtr coalesced_work(std::vector<c10::intrusive_ptr<HoronWork>> parts, Call call);
+  WorkPtr message_on_device(const at::Tensor& tensor, int peer, c10d::OpType op_type);
   // Runs the requests in this group's turn, on this thread if nothing is queued. `staged`: whose
   // requests they are, if there may be stand-ins to fill.
   void run_now(c10::ArrayRef<Request> requests, c10::ArrayRef<at::Tensor> inputs, const Call& call,
@@ -153,6 +161,7 @@ class HoronBackend final : public c10d::Backend {
   void check_rank(const char* operation, int peer) const;
   const at::Tensor& single(const Tensors& tensors, OpKind kind) const;
 
+  const c10::intrusive_ptr<c10d::Store> store_;
   const c10::intrusive_ptr<BackendOptions> options_;
   const GlooMaker make_gloo_;
   const RequestBuilder builder_;
@@ -164,6 +173,7 @@ class HoronBackend final : public c10d::Backend {
   std::mutex coalescing_mutex_;
   std::atomic<bool> is_coalescing_{false};                // changed under coalescing_mutex_
   std::vector<c10::intrusive_ptr<HoronWork>> coalesced_;  // guarded by coalescing_mutex_
+  std::vector<WorkPtr> coalesced_over_gloo_;              // guarded by coalescing_mutex_
 };
 
 }  // namespace horon::torch_backend

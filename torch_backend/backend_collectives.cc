@@ -85,6 +85,7 @@ HoronBackend::WorkPtr HoronBackend::allgather_coalesced(std::vector<Tensors>& ou
     append(all.copy_back, part.copy_back);
     append(all.inputs, part.inputs);
     append(all.outputs, part.outputs);
+    all.device = part.device;
   }
   return issue(std::move(all), {OpType::ALLGATHER_COALESCED, "horon:all_gather",
                                 resolve(opts.timeout), opts.asyncOp});
@@ -158,6 +159,9 @@ HoronBackend::WorkPtr HoronBackend::alltoall(Tensors& outputs, Tensors& inputs,
 }
 
 HoronBackend::WorkPtr HoronBackend::barrier(const c10d::BarrierOptions& opts) {
+  if (const auto side = group_->device_side()) {
+    side->drain();  // then the hosts meet
+  }
   return issue(builder_.barrier(OpKind::kBarrier),
                {OpType::BARRIER, "horon:barrier", resolve(opts.timeout), opts.asyncOp});
 }

@@ -117,7 +117,20 @@ HoronBackend::WorkPtr HoronBackend::message_over_gloo(Tensors& tensors, int peer
   origin.sequence = sequence_.load();
   origin.timeout = resolve(c10d::kUnsetTimeout);
   origin.hooks = hooks_;
-  return c10::make_intrusive<GlooMessageWork>(origin, tensors, inner);
+  auto work = c10::make_intrusive<GlooMessageWork>(origin, tensors, inner);
+  const std::lock_guard lock(coalescing_mutex_);
+  if (is_coalescing_) {
+    coalesced_over_gloo_.push_back(work);
+  }
+  return work;
+}
+
+HoronBackend::WorkPtr HoronBackend::message_on_device(const at::Tensor& tensor, int peer,
+                                                      c10d::OpType op_type) {
+  const Call call{op_type, title_of(op_type), resolve(c10d::kUnsetTimeout), true};
+  const DeviceCall device_call = to_device(call, sequence_.load());
+  return op_type == c10d::OpType::SEND ? device_side()->send(tensor, peer, device_call)
+                                       : device_side()->recv(tensor, peer, device_call);
 }
 
 namespace {
@@ -128,9 +141,9 @@ void check_message(const std::vector<at::Tensor>& tensors, int tag, bool is_send
                     tensors.size(), ".");
   TORCH_CHECK_VALUE(tag >= 0, "horon: ", operation, ": tag must not be negative, got ", tag, ".");
   const at::Tensor& tensor = tensors[0];
-  TORCH_CHECK(tensor.layout() == c10::kStrided && tensor.is_cpu(), "horon: ", operation,
-              ": expected a dense CPU tensor, got layout ", tensor.layout(), " on ",
-              tensor.device(), ".");
+  TORCH_CHECK(tensor.layout() == c10::kStrided, "horon: ", operation,
+              ": expected a dense tensor, got layout ", tensor.layout(), ".");
+  check_device(tensor, operation);
   if (!is_send) {
     check_writable(tensor, OpKind::kBroadcast);
   }
@@ -142,6 +155,9 @@ HoronBackend::WorkPtr HoronBackend::send(Tensors& tensors, int destination, int 
   group_->check_process("send");
   check_message(tensors, tag, true);
   check_rank("send", destination);
+  if (tensors[0].is_cuda()) {
+    return message_on_device(tensors[0], destination, c10d::OpType::SEND);
+  }
   return is_shared() ? issue_message(tensors[0], destination, tag, c10d::OpType::SEND)
                      : message_over_gloo(tensors, destination, tag, c10d::OpType::SEND);
 }
@@ -150,6 +166,9 @@ HoronBackend::WorkPtr HoronBackend::recv(Tensors& tensors, int source, int tag) 
   group_->check_process("recv");
   check_message(tensors, tag, false);
   check_rank("recv", source);
+  if (tensors[0].is_cuda()) {
+    return message_on_device(tensors[0], source, c10d::OpType::RECV);
+  }
   return is_shared() ? issue_message(tensors[0], source, tag, c10d::OpType::RECV)
                      : message_over_gloo(tensors, source, tag, c10d::OpType::RECV);
 }
@@ -157,6 +176,9 @@ HoronBackend::WorkPtr HoronBackend::recv(Tensors& tensors, int source, int tag) 
 HoronBackend::WorkPtr HoronBackend::recvAnysource(Tensors& tensors, int tag) {
   group_->check_process("recv");
   check_message(tensors, tag, false);
+  TORCH_CHECK_NOT_IMPLEMENTED(!tensors[0].is_cuda(),
+                              "horon: recv: CUDA tensors can not be received ",
+                              "from any source, as NCCL has to know the sender; pass src.");
   return is_shared() ? issue_message(tensors[0], kAnySource, tag, c10d::OpType::RECVANYSOURCE)
                      : message_over_gloo(tensors, kAnySource, tag, c10d::OpType::RECVANYSOURCE);
 }

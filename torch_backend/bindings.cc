@@ -6,6 +6,9 @@
 #include <torch/python.h>
 
 #include "backend.h"
+#ifdef HORON_CUDA
+#include "cuda/cuda_pack.h"
+#endif
 #include "ddp_arena_hook.h"
 #include "gradient_allocator.h"
 #include "gradient_hooks.h"
@@ -154,6 +157,21 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
     numbers["quarantined_bytes"] = now.quarantined_bytes;
     return numbers;
   });
+#ifdef HORON_CUDA
+  module.def(
+      "cuda_pack",
+      [](const std::vector<at::Tensor>& tensors, const at::Tensor& buffer, double factor) {
+        pack_on_device(horon::PackDirection::kPack, tensors, buffer, factor);
+      },
+      py::arg("tensors"), py::arg("buffer"), py::arg("factor") = 1.0, NoGil());
+  module.def(
+      "cuda_unpack",
+      [](const at::Tensor& buffer, const std::vector<at::Tensor>& tensors, double factor) {
+        pack_on_device(horon::PackDirection::kUnpack, tensors, buffer, factor);
+      },
+      py::arg("buffer"), py::arg("tensors"), py::arg("factor") = 1.0, NoGil());
+#endif
+  module.def("has_gpu_parts", &has_gpu_parts);
   bind_named_engine(module);
   bind_gradient_hooks(module);
   shorten_operator_calls();

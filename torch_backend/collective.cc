@@ -4,6 +4,8 @@
 
 #include <algorithm>
 
+#include "device_side.h"
+
 namespace horon::torch_backend {
 namespace {
 
@@ -37,6 +39,14 @@ bool may_overlap(const at::Tensor& tensor) {
 at::Tensor make_stand_in(const at::Tensor& tensor) {
   return at::empty(tensor.sizes(), tensor.options().requires_grad(false),
                    at::MemoryFormat::Contiguous);
+}
+
+void note_device(Collective& collective, const at::Tensor& tensor) {
+  const at::Device device = tensor.device();
+  TORCH_CHECK_VALUE(!collective.device || *collective.device == device,
+                    "horon: one call has tensors on ", collective.device.value_or(device),
+                    " and on ", device, "; move them to one device first.");
+  collective.device = device;
 }
 
 std::byte* data_of(const at::Tensor& tensor) {
@@ -75,10 +85,16 @@ void check_tensor(const at::Tensor& tensor, OpKind kind) {
   TORCH_CHECK(tensor.layout() == c10::kStrided, "horon: ", name(kind),
               ": expected a dense tensor, got layout ", tensor.layout(),
               ". Call .to_dense() first.");
-  TORCH_CHECK(!tensor.is_cuda(), "horon: ", name(kind), ": got a tensor on ", tensor.device(),
-              ", and this build of horon has no CUDA support. Move it to the CPU, or use backend ",
-              "'nccl' for CUDA tensors.");
-  TORCH_CHECK(tensor.is_cpu(), "horon: ", name(kind), ": expected a CPU tensor, got one on ",
+  check_device(tensor, name(kind));
+}
+
+void check_device(const at::Tensor& tensor, const char* operation) {
+  if (tensor.is_cpu() || (has_gpu_parts() && tensor.is_cuda())) {
+    return;
+  }
+  TORCH_CHECK(!tensor.is_cuda(), "horon: ", operation, ": got a tensor on ", tensor.device(),
+              ", and ", how_to_get_gpu_parts());
+  TORCH_CHECK(false, "horon: ", operation, ": expected a CPU or CUDA tensor, got one on ",
               tensor.device(), ". Move it to the CPU first.");
 }
 
@@ -90,6 +106,7 @@ void check_writable(const at::Tensor& tensor, OpKind kind) {
 }
 
 ConstSpan stage_input(Collective& collective, const at::Tensor& tensor) {
+  note_device(collective, tensor);
   if (is_plain(tensor)) {
     collective.kept_alive.push_back(tensor);
     return {data_of(tensor), tensor.nbytes()};
@@ -100,6 +117,7 @@ ConstSpan stage_input(Collective& collective, const at::Tensor& tensor) {
 }
 
 Span stage_output(Collective& collective, const at::Tensor& tensor, bool keep_contents) {
+  note_device(collective, tensor);
   if (is_plain(tensor)) {
     collective.kept_alive.push_back(tensor);
     return {data_of(tensor), tensor.nbytes()};

@@ -3,6 +3,7 @@
 
 #include <ATen/ATen.h>
 
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -23,6 +24,10 @@ struct Collective {
   // The user's inputs, for the profiler, and outputs, for Work::result and the future's value.
   std::vector<at::Tensor> inputs;
   std::vector<at::Tensor> outputs;
+  // Where all tensors are; nothing for a barrier.
+  std::optional<at::Device> device;
+
+  bool is_cuda() const { return device && device->is_cuda(); }
 
   // Fills the stand-ins with what the user's tensors hold now. Before the requests run, in their
   // turn: an earlier operation may still write these tensors.
@@ -34,13 +39,15 @@ struct Collective {
 // A dense CPU tensor, contiguous, not lazily conjugated or negated: memory as the engine wants it.
 bool is_plain_cpu(const at::Tensor& tensor);
 
-// Throws a clear error unless the tensor is dense and on the CPU.
+// Throws a clear error unless the tensor is dense and on a device that this build carries.
 void check_tensor(const at::Tensor& tensor, OpKind kind);
+// The second half of it.
+void check_device(const at::Tensor& tensor, const char* operation);
 // The same for a tensor that will be written: elements must not share memory.
 void check_writable(const at::Tensor& tensor, OpKind kind);
 
 // Adds a contiguous, readable form of `tensor` to the collective and returns a view of it, to be
-// read after prepare().
+// read after prepare(). Throws where other tensors of the collective are on another device.
 ConstSpan stage_input(Collective& collective, const at::Tensor& tensor);
 // The same for a tensor to be written; `keep_contents` when it is read as well.
 Span stage_output(Collective& collective, const at::Tensor& tensor, bool keep_contents);

@@ -39,6 +39,17 @@ DType to_dtype(c10::ScalarType type) {
   }
 }
 
+Float8 float8_of(std::uint8_t type_code) {
+  switch (static_cast<c10::ScalarType>(type_code)) {
+    case c10::ScalarType::Float8_e4m3fn:
+      return Float8::kE4M3;
+    case c10::ScalarType::Float8_e5m2:
+      return Float8::kE5M2;
+    default:
+      return Float8::kNone;
+  }
+}
+
 Reduction to_reduction(const c10d::ReduceOp& op) {
   switch (static_cast<c10d::ReduceOp::RedOpType>(op)) {
     case c10d::ReduceOp::SUM:

@@ -7,11 +7,15 @@
 
 #include "core/dtype.h"
 #include "core/reduce_op.h"
+#include "nccl/nccl_dtype.h"
 
 namespace horon::torch_backend {
 
 // kOpaque for types that horon moves but does not reduce (float8, quantized).
 DType to_dtype(c10::ScalarType type);
+
+// Of a request's type code, which is torch's own.
+Float8 float8_of(std::uint8_t type_code);
 
 struct Reduction {
   ReduceOp op = ReduceOp::kSum;

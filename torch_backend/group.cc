@@ -45,6 +45,7 @@ Group::~Group() {
     (void)new (std::nothrow) std::shared_ptr<P2pEngine>(std::move(p2p_));
     (void)new (std::nothrow) std::shared_ptr<Lane>(std::move(lane_));
     (void)new (std::nothrow) std::shared_ptr<GlooAdapter>(std::move(gloo_));
+    (void)new (std::nothrow) std::shared_ptr<DeviceSide>(std::move(device_side_));
     return;
   }
   shutdown(Deadline::after(std::chrono::milliseconds(0)));
@@ -65,6 +66,9 @@ void Group::shutdown(const Deadline& drain_until, Lane::Callers callers) {
   if (!transport_) {
     return;  // make() threw half-way
   }
+  if (const auto side = device_side()) {
+    side->shutdown(drain_until);
+  }
   const auto interrupt = [this] {
     transport_->abort("the group was shut down while an operation was running");
   };
@@ -84,6 +88,9 @@ void Group::abort(const std::string& reason) {
   is_open_.store(false, std::memory_order_relaxed);
   set_failed();
   transport_->abort(reason);
+  if (const auto side = device_side()) {
+    side->abort(reason);
+  }
   const Deadline now = Deadline::after(std::chrono::milliseconds(0));
   lane_->close(now, [&] { transport_->abort(reason); });
   if (p2p_) {

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <string>
 
 #include "compat.h"
@@ -13,6 +14,7 @@
 #include "core/lane.h"
 #include "core/options.h"
 #include "core/transport.h"
+#include "device_side.h"
 #include "gloo_adapter.h"
 #include "shm/p2p_engine.h"
 #include "shm/rendezvous.h"
@@ -42,6 +44,21 @@ class Group {
   const std::shared_ptr<SharedGroup>& shared() const { return shared_; }
   // Null within a host.
   c10d::Backend* gloo() { return gloo_ ? &gloo_->gloo() : nullptr; }
+
+  // What carries GPUs' tensors; null until it is first asked for.
+  std::shared_ptr<DeviceSide> device_side() const {
+    const std::lock_guard lock(device_side_mutex_);
+    return device_side_;
+  }
+  // The one that is there, or what `make` makes.
+  std::shared_ptr<DeviceSide> device_side(
+      const std::function<std::shared_ptr<DeviceSide>()>& make) {
+    const std::lock_guard lock(device_side_mutex_);
+    if (!device_side_) {
+      device_side_ = make();
+    }
+    return device_side_;
+  }
 
   // Throws when this process is a forked child of the one that made the group.
   void check_process(const char* operation) const;
@@ -79,6 +96,8 @@ class Group {
   std::unique_ptr<Transport> transport_;
   std::shared_ptr<P2pEngine> p2p_;  // its thread holds a share
   std::shared_ptr<Lane> lane_ = std::make_shared<Lane>();
+  mutable std::mutex device_side_mutex_;
+  std::shared_ptr<DeviceSide> device_side_;  // guarded by device_side_mutex_
 };
 
 }  // namespace horon::torch_backend

@@ -28,6 +28,7 @@ void LiveGroups::shutdown_all(std::chrono::milliseconds drain) {
       group->shutdown(deadline, Lane::Callers::kLeave);
     }
   }
+  stop_watching_devices();
   await_calls_out();
 }
 

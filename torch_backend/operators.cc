@@ -108,6 +108,13 @@ TORCH_LIBRARY_IMPL(horon, CPU, library) {
                });
 }
 
+TORCH_LIBRARY_IMPL(horon, CUDA, library) {
+  library.impl("all_reduce_",
+               [](const at::Tensor& tensor, std::string_view op, std::string_view group_name) {
+                 horon::torch_backend::all_reduce_(tensor, op, group_name);
+               });
+}
+
 TORCH_LIBRARY_IMPL(horon, Meta, library) {
   library.impl("all_reduce_",
                [](const at::Tensor& tensor, std::string_view op, std::string_view group_name) {

@@ -168,6 +168,20 @@ def create_backend(
 ) -> HoronBackend: ...
 def shutdown_all(drain: timedelta) -> None: ...
 def active_instruction_set() -> str: ...
+def has_gpu_parts() -> bool:
+    """Whether this build carries CUDA tensors. Where it does not, the two functions below do not exist."""
+
+def cuda_pack(tensors: list[torch.Tensor], buffer: torch.Tensor, factor: float = 1.0) -> None:
+    """Copies contiguous CUDA tensors into ``buffer``, each on the next boundary of 16 bytes, times ``factor``.
+
+    One launch of the fusion buffer's kernel (1,023 tensors each), on the current stream.
+
+    Raises:
+        ValueError: Device or dtype differs, something is not contiguous, or the buffer is too small.
+    """
+
+def cuda_unpack(buffer: torch.Tensor, tensors: list[torch.Tensor], factor: float = 1.0) -> None:
+    """The way back: from the buffer into the tensors."""
 def empty_in_arena(sizes: list[int], dtype: torch.dtype) -> torch.Tensor: ...
 def empty_like_in_arena(like: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor: ...
 def is_in_arena(tensor: torch.Tensor) -> bool: ...

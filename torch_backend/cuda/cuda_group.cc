@@ -1,0 +1,483 @@
+#include "cuda/cuda_group.h"
+
+#include <ATen/record_function.h>
+#include <c10/cuda/CUDAGuard.h>
+
+#include <algorithm>
+#include <iterator>
+#include <thread>
+
+#include "core/error.h"
+#include "core/log.h"
+#include "cuda/cuda_work.h"
+#include "cuda/device_guard.h"
+#include "cuda/pack_kernels.h"
+#include "cuda/stream.h"
+#include "dtype_bridge.h"
+#include "errors.h"
+#include "finished_work.h"
+#include "group.h"
+#include "nccl/fused_all_reduce.h"
+#include "process_exit.h"
+
+namespace horon::torch_backend {
+namespace {
+
+using c10::cuda::CUDAStream;
+
+// A healthy communicator is freed at once.
+constexpr std::chrono::seconds kCloseTimeout{10};
+
+at::Tensor scratch_on_current_stream(std::size_t bytes, c10::Device device) {
+  return at::empty({static_cast<int64_t>(bytes)},
+                   at::TensorOptions().dtype(at::kByte).device(device));
+}
+
+std::byte* data_of(const at::Tensor& tensor) {
+  return static_cast<std::byte*>(tensor.numel() == 0 ? nullptr : tensor.data_ptr());
+}
+
+template <class Vector>
+void append(Vector& to, Vector& from) {
+  std::move(from.begin(), from.end(), std::back_inserter(to));
+}
+
+std::string text_of(const DeviceCall& call) {
+  return std::string(call.title) + " #" + std::to_string(call.sequence);
+}
+
+// Nearly always one list: a plan is for one kind of 8-bit floats.
+std::vector<std::vector<Request>> by_float8(std::vector<Request>& requests) {
+  std::vector<std::vector<Request>> lists;
+  for (Request& request : requests) {
+    const Float8 kind = float8_of(request.type_code);
+    auto alike = std::find_if(lists.begin(), lists.end(), [&](const std::vector<Request>& list) {
+      return float8_of(list.front().type_code) == kind;
+    });
+    if (alike == lists.end()) {
+      alike = lists.emplace(lists.end());
+    }
+    alike->push_back(std::move(request));
+  }
+  return lists;
+}
+
+// Shows the call in a profiler's trace.
+class ProfiledCall {
+ public:
+  ProfiledCall(const char* title, const std::vector<at::Tensor>& inputs) {
+    if (!at::hasCallbacks()) {
+      return;
+    }
+    profile_.emplace(at::RecordScope::USER_SCOPE);
+    if (profile_->isActive()) {
+      std::vector<c10::IValue> values(inputs.begin(), inputs.end());
+      profile_->before(title, c10::ArrayRef<const c10::IValue>(values.data(), values.size()));
+    }
+  }
+
+ private:
+  std::optional<at::RecordFunction> profile_;
+};
+
+}  // namespace
+
+CudaGroup::CudaGroup(c10::intrusive_ptr<c10d::Store> store, int rank, int n_ranks,
+                     std::weak_ptr<Group> group, std::shared_ptr<Hooks> hooks)
+    : store_(std::move(store)),
+      rank_(rank),
+      n_ranks_(n_ranks),
+      group_(std::move(group)),
+      hooks_(std::move(hooks)) {}
+
+void CudaGroup::check_open(const char* title) const {
+  const std::lock_guard lock(mutex_);
+  if (!failure_.empty()) {
+    throw GroupError(concat(title, ": ", failure_));
+  }
+}
+
+// In a catch block. What ends the group ends it for everybody who waits here.
+void CudaGroup::rethrow_failed() {
+  const std::exception_ptr error = std::current_exception();
+  if (ends_group(error)) {
+    try {
+      std::rethrow_exception(error);
+    } catch (const std::exception& what) {
+      stop(what.what(), false);
+    }
+  }
+  rethrow_translated();
+}
+
+// --- lanes ---
+
+CudaLane& CudaGroup::find_or_connect(const std::string& name, int rank, int n_ranks,
+                                     c10::Device device, const Deadline& deadline) {
+  const auto key = std::make_pair(name, device.index());
+  {
+    const std::lock_guard lock(mutex_);
+    const auto found = lanes_.find(key);
+    if (found != lanes_.end()) {
+      return *found->second;
+    }
+  }
+  HORON_CHECK(
+      !is_capturing(c10::cuda::getCurrentCUDAStream(device.index()).stream()), "communicator '",
+      name, "' of ", device,
+      ": a graph is being captured, and the ranks have not connected yet. Run the operation "
+      "once before the capture, or pass device_id to init_process_group.");
+  // Ranks have different device numbers: their first devices belong together, and so on.
+  const int number = devices_used_[name]++;
+  auto lane =
+      CudaLane::connect(store_, concat(name, '/', number), rank, n_ranks, device.index(), deadline);
+  const std::lock_guard lock(mutex_);
+  if (!failure_.empty()) {
+    throw GroupError(failure_);
+  }
+  return *(lanes_[key] = std::move(lane));
+}
+
+CudaLane& CudaGroup::lane_of(c10::Device device, const Deadline& deadline) {
+  return find_or_connect("all", rank_, n_ranks_, device, deadline);
+}
+
+CudaLane& CudaGroup::lane_with(int peer, c10::Device device, const Deadline& deadline) {
+  const auto [low, high] = std::minmax(rank_, peer);
+  return find_or_connect(concat(low, '-', high), rank_ == low ? 0 : 1, 2, device, deadline);
+}
+
+std::vector<CudaLane*> CudaGroup::lanes() const {
+  const std::lock_guard lock(mutex_);
+  std::vector<CudaLane*> all;
+  for (const auto& [key, lane] : lanes_) {
+    all.push_back(lane.get());
+  }
+  return all;
+}
+
+void CudaGroup::connect(c10::Device device, std::chrono::milliseconds timeout) {
+  try {
+    const std::lock_guard issuing(issue_mutex_);
+    check_open("connect");
+    lane_of(device, Deadline::after(timeout));
+  } catch (...) {
+    rethrow_failed();
+  }
+}
+
+// --- calls ---
+
+void CudaGroup::add(Batch& batch, Collective collective) {
+  if (!collective.device) {
+    return;
+  }
+  TORCH_CHECK_VALUE(!batch.device || *batch.device == *collective.device,
+                    "horon: a coalesced batch has tensors on ", *batch.device, " and on ",
+                    *collective.device, "; use one batch for each device.");
+  batch.device = collective.device;
+  append(batch.requests, collective.requests);
+  append(batch.inputs, collective.inputs);
+  append(batch.outputs, collective.outputs);
+  batch.collectives.push_back(std::move(collective));
+}
+
+DeviceSide::WorkPtr CudaGroup::issue(Collective collective, const DeviceCall& call) {
+  const ProfiledCall profiled(call.title, collective.inputs);
+  try {
+    const std::lock_guard issuing(issue_mutex_);
+    check_open(call.title);
+    if (coalesced_) {
+      coalesced_->is_async |= call.is_async;
+      add(coalesced_->batch, std::move(collective));
+      return nullptr;
+    }
+    Batch batch;
+    add(batch, std::move(collective));
+    return queue(lane_of(*batch.device, Deadline::after(call.timeout)), std::move(batch), call);
+  } catch (...) {
+    rethrow_failed();
+  }
+}
+
+DeviceSide::WorkPtr CudaGroup::send(const at::Tensor& tensor, int peer, const DeviceCall& call) {
+  return message(tensor, peer, true, call);
+}
+
+DeviceSide::WorkPtr CudaGroup::recv(const at::Tensor& tensor, int peer, const DeviceCall& call) {
+  return message(tensor, peer, false, call);
+}
+
+DeviceSide::WorkPtr CudaGroup::message(const at::Tensor& tensor, int peer, bool is_send,
+                                       const DeviceCall& call) {
+  const ProfiledCall profiled(call.title, {tensor});
+  try {
+    const std::lock_guard issuing(issue_mutex_);
+    check_open(call.title);
+    TORCH_CHECK_VALUE(coalesced_ || peer != rank_, "horon: ", call.title, ": rank ", rank_,
+                      " sends a CUDA tensor to itself or receives it; do both in one "
+                      "batch_isend_irecv().");
+    Collective collective;
+    const Span span = is_send ? Span{} : stage_output(collective, tensor, false);
+    const ConstSpan source = is_send ? stage_input(collective, tensor) : ConstSpan{};
+    (is_send ? collective.inputs : collective.outputs) = {tensor};
+    const int in_group = coalesced_ ? peer : (rank_ < peer ? 1 : 0);
+    const NcclCall nccl_call = is_send ? plan_send(source, in_group) : plan_recv(span, in_group);
+    Batch alone;
+    Batch& batch = coalesced_ ? coalesced_->batch : alone;
+    add(batch, std::move(collective));
+    if (nccl_call.count > 0) {
+      batch.messages.push_back(nccl_call);
+    }
+    if (coalesced_) {
+      coalesced_->is_async = true;
+      return nullptr;
+    }
+    CudaLane& lane = lane_with(peer, tensor.device(), Deadline::after(call.timeout));
+    return queue(lane, std::move(alone), call);
+  } catch (...) {
+    rethrow_failed();
+  }
+}
+
+void CudaGroup::start_coalescing() {
+  const std::lock_guard issuing(issue_mutex_);
+  coalesced_.emplace();
+}
+
+DeviceSide::WorkPtr CudaGroup::end_coalescing(const DeviceCall& call) {
+  try {
+    const std::lock_guard issuing(issue_mutex_);
+    std::optional<Coalesced> coalesced;
+    coalesced.swap(coalesced_);
+    if (!coalesced || !coalesced->batch.device) {
+      return nullptr;
+    }
+    check_open(call.title);
+    DeviceCall whole = call;
+    whole.is_async = coalesced->is_async;
+    Batch& batch = coalesced->batch;
+    const ProfiledCall profiled(call.title, batch.inputs);
+    return queue(lane_of(*batch.device, Deadline::after(call.timeout)), std::move(batch), whole);
+  } catch (...) {
+    rethrow_failed();
+  }
+}
+
+// --- queueing ---
+
+DeviceSide::WorkPtr CudaGroup::queue(CudaLane& lane, Batch batch, const DeviceCall& call) {
+  const c10::cuda::CUDAGuard device_guard(lane.device());
+  const CUDAStream caller = c10::cuda::getCurrentCUDAStream(lane.device());
+  const CUDAStream& stream = call.is_async ? lane.stream() : caller;
+  const bool is_captured = is_capturing(caller.stream());
+  release_ended();
+  if (stream != caller) {
+    const EventPool::Lease begin = lane.events().acquire();
+    begin->record(caller.stream());
+    begin->block(stream.stream());
+  }
+  const Deadline deadline = Deadline::after(call.timeout);
+  {
+    const c10::cuda::CUDAStreamGuard stream_guard(stream);
+    for (Collective& collective : batch.collectives) {
+      collective.prepare();
+    }
+    launch(lane, batch, stream, text_of(call), deadline);
+    for (Collective& collective : batch.collectives) {
+      collective.finish();
+    }
+  }
+  last_sequence_.store(call.sequence, std::memory_order_relaxed);
+  EventPool::Lease end = lane.events().acquire();
+  end->record(stream.stream());
+
+  std::vector<at::Tensor> kept;
+  if (stream != caller) {
+    append(kept, batch.inputs);
+    kept.insert(kept.end(), batch.outputs.begin(), batch.outputs.end());
+    for (Collective& collective : batch.collectives) {
+      append(kept, collective.kept_alive);
+      for (const auto& [stand_in, user_tensor] : collective.copy_in) {
+        kept.push_back(stand_in);
+      }
+      for (const auto& [user_tensor, stand_in] : collective.copy_back) {
+        kept.push_back(stand_in);
+      }
+    }
+  }
+  const CudaOperation::Origin origin{call.title, call.sequence, next_completion_key(), deadline};
+  const auto operation = std::make_shared<CudaOperation>(
+      origin, CudaOperation::Streams{caller, stream}, std::move(end), std::move(kept));
+  if (!is_captured) {
+    watch(operation);
+  }
+  if (!call.is_async && hooks_->on_completion.is_empty()) {
+    return nullptr;  // Python then skips wait()
+  }
+  CudaWork::Origin work_origin;
+  work_origin.rank = rank_;
+  work_origin.op_type = call.op_type;
+  work_origin.timeout = call.timeout;
+  work_origin.is_captured = is_captured;
+  work_origin.group = group_;
+  return c10::make_intrusive<CudaWork>(work_origin, operation, std::move(batch.outputs));
+}
+
+void CudaGroup::launch(CudaLane& lane, Batch& batch, const CUDAStream& stream,
+                       const std::string& operation, const Deadline& deadline) {
+  std::vector<Request>& requests = batch.requests;
+  if (requests.size() > 1) {
+    launch_fused(lane, requests, stream, operation, deadline);
+  }
+  NcclPlan plan;
+  // Memory of the stream: whoever gets it next uses it behind these calls.
+  std::vector<at::Tensor> scratch;
+  for (const std::vector<Request>& alike : by_float8(requests)) {
+    NcclPlace place{lane.rank(), lane.n_ranks(), float8_of(alike.front().type_code), nullptr};
+    if (const std::size_t bytes = scratch_bytes(alike, lane.n_ranks()); bytes > 0) {
+      scratch.push_back(scratch_on_current_stream(bytes, stream.device()));
+      place.scratch = data_of(scratch.back());
+    }
+    NcclPlan part = plan_nccl(alike, place);
+    append(plan.before, part.before);
+    append(plan.calls, part.calls);
+    append(plan.after, part.after);
+  }
+  append(plan.calls, batch.messages);
+  lane.transport().issue(plan, stream.stream(), operation, deadline);
+}
+
+void CudaGroup::launch_fused(CudaLane& lane, std::vector<Request>& requests,
+                             const CUDAStream& stream, const std::string& operation,
+                             const Deadline& deadline) {
+  const auto is_reduction = [](const Request& request) {
+    return pattern(request.kind) == Pattern::kReduceToAll && request.refusal.empty();
+  };
+  std::vector<Request> reductions;
+  std::vector<Request> others;
+  for (Request& request : requests) {
+    (is_reduction(request) ? reductions : others).push_back(std::move(request));
+  }
+  const FusionDecision decision = decide_fusion(fusion_tensors(reductions), fusion_cost_);
+  std::size_t buffer_bytes = 0;
+  for (const FusionBatch& fused : decision.batches) {
+    buffer_bytes = std::max(buffer_bytes, static_cast<std::size_t>(fused.bytes));
+  }
+  if (buffer_bytes > 0) {
+    // One for all batches, which the stream keeps apart.
+    const at::Tensor buffer = scratch_on_current_stream(buffer_bytes, stream.device());
+    for (const FusionBatch& fused : decision.batches) {
+      FusedPlace place;
+      place.n_ranks = lane.n_ranks();
+      place.float8 = float8_of(reductions[fused.tensors.front()].type_code);
+      place.buffer = data_of(buffer);
+      place.n_multiprocessors = lane.n_multiprocessors();
+      const FusedAllReduce plan = plan_fused_all_reduce(reductions, fused, place);
+      NcclPlan call;
+      call.calls.push_back(plan.call);
+      launch_pack(plan.pack, stream.stream());
+      lane.transport().issue(call, stream.stream(), operation, deadline);
+      launch_pack(plan.unpack, stream.stream());
+    }
+  }
+  for (const std::size_t index : decision.direct) {
+    others.push_back(std::move(reductions[index]));
+  }
+  requests = std::move(others);
+}
+
+// --- what is under way ---
+
+void CudaGroup::watch(const OperationPtr& operation) {
+  const std::lock_guard lock(mutex_);
+  in_flight_.push_back(operation);
+  if (!is_watched_) {
+    is_watched_ = true;
+    CudaWatcher::instance().watch(shared_from_this());
+  }
+}
+
+// See Note [Lives of tensors].
+void CudaGroup::release_ended() {
+  std::vector<OperationPtr> ended;
+  {
+    const std::lock_guard lock(mutex_);
+    while (!in_flight_.empty() && in_flight_.front()->is_over()) {
+      ended.push_back(std::move(in_flight_.front()));
+      in_flight_.pop_front();
+    }
+  }
+  for (const OperationPtr& operation : ended) {
+    (void)operation->take_kept();
+  }
+}
+
+void CudaGroup::drain() {
+  for (CudaLane* lane : lanes()) {
+    const DeviceGuard guard(lane->device());
+    for (const CUDAStream& stream :
+         {c10::cuda::getCurrentCUDAStream(lane->device()), lane->stream()}) {
+      const EventPool::Lease reached = lane->events().acquire();
+      reached->record(stream.stream());
+      reached->synchronize();
+    }
+  }
+  try {
+    check_open("synchronize");
+  } catch (...) {
+    rethrow_translated();
+  }
+}
+
+void CudaGroup::shutdown(const Deadline& drain_until) {
+  const auto is_idle = [this] {
+    const std::lock_guard lock(mutex_);
+    return std::all_of(in_flight_.begin(), in_flight_.end(),
+                       [](const OperationPtr& operation) { return operation->is_over(); });
+  };
+  // The watcher ends what takes too long.
+  while (!is_idle() && !drain_until.has_passed()) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  std::string failure;
+  {
+    const std::lock_guard lock(mutex_);
+    failure = failure_;
+    if (failure_.empty()) {
+      failure_ = "the process group was destroyed";
+    }
+  }
+  if (!failure.empty() || !is_idle()) {
+    abort("the process group was destroyed while operations were under way");
+  } else {
+    for (CudaLane* lane : lanes()) {
+      try {
+        lane->transport().close(Deadline::after(kCloseTimeout));
+      } catch (const Error& error) {
+        log_warning(concat("closing a communicator: ", error.what()));
+      }
+    }
+  }
+  release_ended();
+}
+
+void CudaGroup::abort(const std::string& reason) {
+  std::vector<OperationPtr> under_way;
+  {
+    const std::lock_guard lock(mutex_);
+    if (failure_.empty()) {
+      failure_ = reason;
+    }
+    under_way.assign(in_flight_.begin(), in_flight_.end());
+  }
+  for (const OperationPtr& operation : under_way) {
+    operation->fail(
+        translated(std::make_exception_ptr(GroupError(concat(operation->text(), ": ", reason)))));
+  }
+  for (CudaLane* lane : lanes()) {
+    lane->transport().abort(reason);
+  }
+}
+
+}  // namespace horon::torch_backend

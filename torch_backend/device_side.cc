@@ -1,0 +1,47 @@
+#include "device_side.h"
+
+#include <c10/util/Exception.h>
+
+#ifdef HORON_CUDA
+#include "cuda/cuda_group.h"
+#include "cuda/cuda_watcher.h"
+#endif
+
+namespace horon::torch_backend {
+
+std::string how_to_get_gpu_parts() {
+  return "this build of horon has no CUDA support. Build it with a CUDA build of torch and nvcc of "
+         "the "
+         "same CUDA version (HORON_CUDA=1 pip install --no-build-isolation . says what is "
+         "missing), or "
+         "move the tensor to the CPU.";
+}
+
+#ifdef HORON_CUDA
+
+bool has_gpu_parts() { return true; }
+
+std::shared_ptr<DeviceSide> make_device_side(c10::intrusive_ptr<c10d::Store> store, int rank,
+                                             int n_ranks, const std::shared_ptr<Group>& group,
+                                             const std::shared_ptr<Hooks>& hooks) {
+  return std::make_shared<CudaGroup>(std::move(store), rank, n_ranks, group, hooks);
+}
+
+void stop_watching_devices() { CudaWatcher::instance().stop(); }
+
+#else
+
+bool has_gpu_parts() { return false; }
+
+std::shared_ptr<DeviceSide> make_device_side(c10::intrusive_ptr<c10d::Store> /*store*/,
+                                             int /*rank*/, int /*n_ranks*/,
+                                             const std::shared_ptr<Group>& /*group*/,
+                                             const std::shared_ptr<Hooks>& /*hooks*/) {
+  TORCH_CHECK(false, "horon: ", how_to_get_gpu_parts());
+}
+
+void stop_watching_devices() {}
+
+#endif
+
+}  // namespace horon::torch_backend

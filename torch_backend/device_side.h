@@ -1,0 +1,66 @@
+// The part of a process group that carries tensors of GPUs. Only builds with the GPU parts have one
+// (cuda/cuda_group.h); nothing outside cuda/ needs a CUDA header.
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <string>
+
+#include "collective.h"
+#include "compat.h"
+#include "core/deadline.h"
+#include "hooks.h"
+
+namespace horon::torch_backend {
+
+class Group;
+
+// What an operation brings besides its tensors.
+struct DeviceCall {
+  c10d::OpType op_type = c10d::OpType::UNKNOWN;
+  const char* title = "";  // "horon:all_reduce"; outlives everything
+  std::chrono::milliseconds timeout{0};
+  bool is_async = true;
+  std::uint64_t sequence = 0;
+};
+
+// Thread safety: all methods. None may be called with the GIL held.
+class DeviceSide {
+ public:
+  using WorkPtr = c10::intrusive_ptr<c10d::Work>;
+
+  virtual ~DeviceSide() = default;
+
+  // Queues it. Null where nobody wants to hear of a synchronous operation's end, and while calls
+  // are coalesced.
+  virtual WorkPtr issue(Collective collective, const DeviceCall& call) = 0;
+  virtual WorkPtr send(const at::Tensor& tensor, int peer, const DeviceCall& call) = 0;
+  virtual WorkPtr recv(const at::Tensor& tensor, int peer, const DeviceCall& call) = 0;
+
+  virtual void start_coalescing() = 0;
+  // Queues what was collected; null if that is nothing.
+  virtual WorkPtr end_coalescing(const DeviceCall& call) = 0;
+
+  // Meets the other ranks before the first operation.
+  virtual void connect(c10::Device device, std::chrono::milliseconds timeout) = 0;
+  // Blocks until what was queued here, and on the current stream, has run.
+  virtual void drain() = 0;
+
+  // Waits for what is under way until then, and frees communicators. Idempotent.
+  virtual void shutdown(const Deadline& drain_until) = 0;
+  // Fails what is under way. Idempotent.
+  virtual void abort(const std::string& reason) = 0;
+};
+
+// Whether this build can carry tensors of GPUs.
+bool has_gpu_parts();
+// What to say of a CUDA tensor where it can not.
+std::string how_to_get_gpu_parts();
+// Throws where has_gpu_parts() is false.
+std::shared_ptr<DeviceSide> make_device_side(c10::intrusive_ptr<c10d::Store> store, int rank,
+                                             int n_ranks, const std::shared_ptr<Group>& group,
+                                             const std::shared_ptr<Hooks>& hooks);
+// For the end of the process, when all groups are shut down.
+void stop_watching_devices();
+
+}  // namespace horon::torch_backend
