@@ -26,8 +26,6 @@
 
 namespace horon::torch_backend {
 
-bool has_gpu_parts();
-
 // Thread safety: all methods. Touches CUDA only when there are CUDA tensors.
 class NamedCuda {
  public:

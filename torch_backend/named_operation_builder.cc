@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "device_side.h"
 #include "dtype_bridge.h"
 #include "named/adasum.h"
 #include "named_cuda.h"
@@ -40,12 +41,8 @@ void check(NamedKind kind, const at::Tensor& tensor, const std::string& text) {
   }
   TORCH_CHECK_VALUE(tensor.is_cuda(), "horon: ", name(kind), " '", text, "': got a tensor on ",
                     tensor.device(), ", expected a CPU or CUDA tensor.");
-  TORCH_CHECK_VALUE(
-      has_gpu_parts(), "horon: ", name(kind), " '", text, "': got a tensor on ", tensor.device(),
-      ", and this horon was built without its GPU parts. Install a ",
-      "CUDA build of torch and a CUDA toolkit (nvcc) of the same major version, then ",
-      "build horon with HORON_CUDA=1 pip install --no-build-isolation ., which says ",
-      "what is missing; or move the tensor to the CPU first.");
+  TORCH_CHECK_VALUE(has_gpu_parts(), "horon: ", name(kind), " '", text, "': got a tensor on ",
+                    tensor.device(), ", but ", how_to_get_gpu_parts());
 }
 
 DeviceKind kind_of(const at::Tensor& tensor) {

@@ -24,8 +24,6 @@ class NoCuda final : public NamedCuda {
 
 }  // namespace
 
-bool has_gpu_parts() { return false; }
-
 std::shared_ptr<NamedCuda> NamedCuda::make() { return std::make_shared<NoCuda>(); }
 
 bool has_come(const CudaSide& /*side*/) { return true; }

@@ -75,8 +75,6 @@ void move_into(TensorList& kept, TensorList& tensors) {
 
 }  // namespace
 
-bool has_gpu_parts() { return true; }
-
 std::shared_ptr<NamedCuda> NamedCuda::make() { return std::make_shared<WithCuda>(); }
 
 bool has_come(const CudaSide& side) { return !side.done || (*side.done)->is_done(); }
