@@ -1,0 +1,169 @@
+"""Measures the GPU parts: pack and unpack, all-reduces, a training step; writes JSON and docs/gpu-results.md.
+
+    python benchmarks/gpu.py                  # everything, about ten minutes on one GPU
+    python benchmarks/gpu.py --parts pack     # only a part; the report then lacks the others
+    python benchmarks/gpu.py --fit-cost       # the constants of csrc/cuda/fusion_policy.h; kept in the JSON
+    python benchmarks/gpu.py --report         # the report again, from the JSON; needs no GPU
+
+One rank, and two ranks on one GPU. **Several ranks on one GPU prove behaviour, packing and what a call costs the host,
+never scaling**: their kernels take turns on the GPU, and their bytes go through host memory or sockets. All contenders
+of a table live in the same processes and take turns, in an order that rotates; ratios are of one run.
+
+    nccl         PyTorch's NCCL backend ("nccl"; from torch 2.15 on the new one)
+    nccl-legacy  torch 2.15: the one before it (as TORCH_DIST_USE_NCCL2=0 makes "nccl")
+    direct       all_reduce(async_op=True) of each tensor, then wait() of each
+    synchronous  all_reduce of each tensor
+    coalesced    one coalescing manager around all of them; horon fuses what gains by it
+    bucketed     copied into buckets of 25 MiB, reduced, and copied back, as DDP does
+    named        hvd.allreduce_async_ of each tensor, then synchronize
+    DistributedOptimizer  gradients from autograd; "accumulation alone" is the same without communication
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import common
+import gpu_report
+import ranks
+from gpu_timing import Cell
+
+ROOT = Path(__file__).resolve().parents[1]
+REPORT = ROOT / "docs" / "gpu-results.md"
+RESULTS = ROOT / "benchmarks" / "results" / "gpu.json"
+kNoGpu = 2  # exit code
+kParts = ("pack", "operations", "training")
+kTimeoutSeconds = 400.0
+
+
+def why_not() -> str | None:
+    """Returns why nothing can be measured here, in one line, or None."""
+    import torch
+
+    if torch.version.cuda is None:
+        return f"torch {torch.__version__} is not a CUDA build"
+    if torch.cuda.device_count() == 0:
+        return "there is no GPU"
+    from horon import _C
+
+    return None if _C.has_gpu_parts() else "this build of horon has no GPU parts (see docs/gpu.md)"
+
+
+def describe_machine() -> dict[str, Any]:
+    """Returns machine, date, commit and versions."""
+    import torch
+
+    properties = torch.cuda.get_device_properties(0)
+    driver = _output(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"])
+    return {
+        "GPU": f"{properties.name}, {properties.total_memory >> 30} GiB, {properties.multi_processor_count} SMs",
+        "driver": driver,
+        "CUDA of torch": torch.version.cuda,
+        "NCCL": ".".join(map(str, torch.cuda.nccl.version())),
+        "commit": _output(["git", "-C", str(ROOT), "describe", "--always", "--dirty"]),
+        **common.machine_info("benchmarks/gpu.py"),
+    }
+
+
+def _output(command: list[str]) -> str:
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+
+
+def measure(arguments: argparse.Namespace) -> list[Cell]:
+    """Runs the parts that were asked for."""
+    import gpu_operations
+    import gpu_pack
+    import gpu_ranks
+    import gpu_training
+
+    cells: list[Cell] = []
+    if "pack" in arguments.parts:
+        cells += _timed("pack", gpu_ranks.Job(gpu_pack.measure, (arguments.rounds,)), 1)
+    for n_ranks in arguments.ranks:
+        if "operations" in arguments.parts:
+            cells += _timed("operations", gpu_ranks.Job(gpu_operations.measure, (arguments.rounds,)), n_ranks)
+        if "training" in arguments.parts:
+            rounds = max(arguments.rounds // 2, 3)
+            cells += _timed("training", gpu_ranks.Job(gpu_training.measure, (rounds,)), n_ranks)
+    return cells
+
+
+def _timed(name: str, job: Any, n_ranks: int) -> Any:
+    import gpu_ranks
+
+    started = time.monotonic()
+    result = gpu_ranks.run(job, n_ranks, kTimeoutSeconds)
+    print(f"{name}, {n_ranks} rank{'s' if n_ranks > 1 else ''}: {time.monotonic() - started:.0f} s", flush=True)
+    return result
+
+
+def fit_cost(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Measures the constants at each number of ranks, and both kinds of communicators in processes that alternate."""
+    import gpu_fit
+    import gpu_ranks
+
+    costs = [_timed("costs", gpu_ranks.Job(gpu_fit.costs, (arguments.rounds,)), n) for n in arguments.ranks]
+    cells: list[Cell] = []
+    for n_ranks in arguments.ranks:
+        for kind in ("blocking", "non-blocking"):
+            cells += _timed(f"{kind} communicators", gpu_fit.job_of(kind, arguments.rounds), n_ranks)
+    cells.sort(key=lambda cell: (cell.n_ranks, cell.table, cell.contender.split(", ")[1]))
+    plain = [{**one, "cells": [asdict(cell) for cell in one["cells"]]} for one in costs]
+    return {"costs": plain, "communicators": [asdict(cell) for cell in cells]}
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--parts", default=",".join(kParts), help="comma-separated")
+    parser.add_argument("--ranks", default="1,2", help="numbers of ranks, comma-separated")
+    parser.add_argument("--rounds", type=int, default=40, help="turns of each contender")
+    parser.add_argument("--fit-cost", action="store_true", help="only the constants of the fusion policy")
+    parser.add_argument("--report", action="store_true", help="only write the report, from the JSON")
+    parser.add_argument("--json", type=Path, default=RESULTS)
+    parser.add_argument("--output", type=Path, default=REPORT, help="the report to rewrite")
+    arguments = parser.parse_args()
+    arguments.parts = [part for part in arguments.parts.split(",") if part]
+    arguments.ranks = [int(n) for n in arguments.ranks.split(",")]
+    if unknown := set(arguments.parts) - set(kParts):
+        parser.error(f"--parts: unknown: {', '.join(sorted(unknown))}; choose from {', '.join(kParts)}")
+    return arguments
+
+
+def main() -> int:
+    arguments = parse_arguments()
+    document: dict[str, Any] = json.loads(arguments.json.read_text()) if arguments.json.exists() else {}
+    if not arguments.report:
+        reason = why_not()
+        if reason:
+            print(f"gpu: nothing is measured: {reason}", file=sys.stderr)
+            return kNoGpu
+        try:
+            machine = describe_machine()
+            if arguments.fit_cost:
+                document["fit"] = {"machine": machine, **fit_cost(arguments)}
+            else:
+                document["cells"] = [asdict(cell) for cell in measure(arguments)]
+                document["machine"] = machine
+        except ranks.RankFailed as error:
+            print(f"gpu: {error}; all ranks have been ended", file=sys.stderr)
+            return 1
+        arguments.json.write_text(json.dumps(document, indent=1) + "\n")
+    cells = [Cell(**cell) for cell in document.get("cells", [])]
+    gpu_report.write(arguments.output, document.get("machine"), cells, document.get("fit"))
+    for goal in gpu_report.goals(cells):
+        print(f"{goal.met:>12}  {goal.measured:>8}  ({goal.asked})  {goal.line}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,90 @@
+"""The three constants of csrc/cuda/fusion_policy.h, and blocking against non-blocking communicators."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gpu_ranks
+import gpu_timing
+import torch
+import torch.distributed as dist
+from common import kKiB, kMiB
+from gpu_operations import coalesced, direct, on_tensors
+from gpu_timing import Cell, Contender
+from gpu_workloads import WORKLOADS, Workload
+
+kCalls = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+kLaunches = 64
+
+
+def costs(rank: int, n_ranks: int, rounds: int) -> dict[str, Any]:
+    """Returns the constants and what they were fitted to. Runs on every rank; rank 0's result counts."""
+    per_call = _calls(rounds)
+    one, many = _packs(rounds)
+    launches_us = max(many.device_us or 0.0, many.host_us) / kLaunches
+    copy_us = one.device_us or 0.0
+    return {
+        "n_ranks": n_ranks,
+        "seconds_per_call": _slope([cell.n_bytes // kKiB for cell in per_call], [c.total_us for c in per_call]) * 1e-6,
+        "seconds_per_launch": launches_us * 1e-6,
+        "bytes_per_second": 2 * one.n_bytes / (copy_us * 1e-6) if copy_us else None,
+        "cells": [*per_call, one, many],
+    }
+
+
+def _calls(rounds: int) -> list[Cell]:
+    """Groups of 1 to 256 all-reduces of 1 KiB each, none of them fused: PyTorch's backend has no fusion buffer."""
+    group: Any = dist.new_group(backend="nccl")
+    contenders = []
+    for n_calls in kCalls:
+        workload = Workload(f"{n_calls} calls", ((kKiB // 4,),) * n_calls)
+        tensors = [torch.zeros(shape, device="cuda") for shape in workload.shapes]
+        contenders.append(on_tensors(f"{n_calls} calls", workload, tensors, group, coalesced))
+    return gpu_timing.cells("calls in one group", contenders, gpu_timing.take_turns(contenders, rounds))
+
+
+def _packs(rounds: int) -> tuple[Cell, Cell]:
+    """One launch that moves 64 MiB, and many that move nearly nothing."""
+    from horon import _C
+
+    large = torch.ones(64 * kMiB // 4, device="cuda")
+    small = torch.ones(64, device="cuda")
+    large_buffer, small_buffer = torch.empty_like(large), torch.empty_like(small)
+
+    def many() -> None:
+        for _ in range(kLaunches):
+            _C.cuda_pack([small], small_buffer)
+
+    contenders = [
+        Contender("one launch of 64 MiB", lambda: _C.cuda_pack([large], large_buffer), n_bytes=64 * kMiB),
+        Contender(f"{kLaunches} launches of 256 B", many, n_bytes=256),
+    ]
+    samples = gpu_timing.take_turns(contenders, rounds, on_device=True)
+    one, several = gpu_timing.cells("launches of the pack kernel", contenders, samples)
+    return one, several
+
+
+def _slope(x: list[int], y: list[float]) -> float:
+    """Least squares."""
+    mean_x, mean_y = sum(x) / len(x), sum(y) / len(y)
+    covariance = sum((a - mean_x) * (b - mean_y) for a, b in zip(x, y, strict=True))
+    return covariance / sum((a - mean_x) ** 2 for a in x)
+
+
+def communicators(rank: int, n_ranks: int, rounds: int, kind: str) -> list[Cell]:
+    """Times horon with the kind of communicators that HORON_NCCL_BLOCKING has chosen for this process."""
+    group: Any = dist.new_group(backend="horon")
+    cells: list[Cell] = []
+    for workload in WORKLOADS:
+        contenders = []
+        for way, call in (("direct", direct), ("coalesced", coalesced)):
+            tensors = [torch.zeros(shape, device="cuda") for shape in workload.shapes]
+            contenders.append(on_tensors(f"{kind}, {way}", workload, tensors, group, call))
+        cells += gpu_timing.cells(workload.name, contenders, gpu_timing.take_turns(contenders, rounds))
+    return cells
+
+
+def job_of(kind: str, rounds: int) -> gpu_ranks.Job:
+    """Returns the job that runs `communicators` with blocking or non-blocking ones."""
+    variables = (("HORON_NCCL_BLOCKING", "1" if kind == "blocking" else "0"),)
+    return gpu_ranks.Job(communicators, (rounds, kind), variables)
