@@ -47,6 +47,9 @@ struct Float8 {
     if (magnitude >= static_cast<float>(Float8{kLargest})) {
       return {static_cast<std::uint8_t>(sign | kLargest)};
     }
+    if (magnitude == 0) {
+      return {sign};
+    }
     int exponent = 0;
     std::frexp(magnitude, &exponent);  // magnitude in [2^(exponent-1), 2^exponent)
     const int lowest = 1 - kBias;
