@@ -85,8 +85,9 @@ bool has_come(const CudaSide& side) { return !side.done || (*side.done)->is_done
 
 void await_on_stream(TensorOperation& operation) {
   const CudaSide& side = *operation.cuda;
-  const c10::cuda::CUDAStream stream =
-      c10::cuda::getCurrentCUDAStream(side.ready.stream.device_index());
+  const c10::DeviceIndex device = side.ready.stream.device_index();
+  const c10::cuda::CUDAGuard guard(device);  // the default stream has one handle on all devices
+  const c10::cuda::CUDAStream stream = c10::cuda::getCurrentCUDAStream(device);
   if (side.done) {
     (*side.done)->block(stream.stream());
   }
