@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import time
@@ -51,6 +52,8 @@ def why_not() -> str | None:
         return f"torch {torch.__version__} is not a CUDA build"
     if torch.cuda.device_count() == 0:
         return "there is no GPU"
+    if "simulator" in os.environ.get("LD_PRELOAD", ""):
+        return "the GPU is simulated"
     from horon import _C
 
     return None if _C.has_gpu_parts() else "this build of horon has no GPU parts (see docs/gpu.md)"
