@@ -14,6 +14,7 @@ of a table live in the same processes and take turns, in an order that rotates; 
     direct       all_reduce(async_op=True) of each tensor, then wait() of each
     synchronous  all_reduce of each tensor
     coalesced    one coalescing manager around all of them; horon fuses what gains by it
+    one call     allreduce_coalesced of all of them, which needs no Python for each tensor
     bucketed     copied into buckets of 25 MiB, reduced, and copied back, as DDP does
     named        hvd.allreduce_async_ of each tensor, then synchronize
     DistributedOptimizer  gradients from autograd; "accumulation alone" is the same without communication
