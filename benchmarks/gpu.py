@@ -112,16 +112,14 @@ def _timed(name: str, job: Any, n_ranks: int) -> Any:
 
 
 def fit_cost(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Measures the constants at each number of ranks, and both kinds of communicators in processes that alternate."""
+    """Measures the constants, and both kinds of communicators, at each number of ranks."""
     import gpu_fit
     import gpu_ranks
 
     costs = [_timed("costs", gpu_ranks.Job(gpu_fit.costs, (arguments.rounds,)), n) for n in arguments.ranks]
     cells: list[Cell] = []
     for n_ranks in arguments.ranks:
-        for kind in ("blocking", "non-blocking"):
-            cells += _timed(f"{kind} communicators", gpu_fit.job_of(kind, arguments.rounds), n_ranks)
-    cells.sort(key=lambda cell: (cell.n_ranks, cell.table, cell.contender.split(", ")[1]))
+        cells += _timed("communicators", gpu_ranks.Job(gpu_fit.communicators, (arguments.rounds,)), n_ranks)
     plain = [{**one, "cells": [asdict(cell) for cell in one["cells"]]} for one in costs]
     return {"costs": plain, "communicators": [asdict(cell) for cell in cells]}
 
