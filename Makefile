@@ -39,7 +39,7 @@ tests_OPTIONS :=
 tsan_OPTIONS := -DHORON_SANITIZE=thread
 asan_OPTIONS := -DHORON_SANITIZE=address,undefined
 
-.PHONY: demo test test-main test-cpp test-python test-gpu tsan asan lint bench venv clean prerequisites FORCE
+.PHONY: demo test test-main test-cpp test-python test-gpu test-gpu-build tsan asan lint bench venv clean prerequisites FORCE
 .DELETE_ON_ERROR:
 
 demo: $(STAMPS)/horon
@@ -62,6 +62,12 @@ test-python: $(STAMPS)/horon $(STAMPS)/test
 # Skipped where there is no GPU; failing instead with FAIL_WITHOUT_CUDA=1. HORON_SLOW=1 adds what needs much memory.
 test-gpu: $(STAMPS)/horon $(STAMPS)/test
 	$(BIN)/python -m pytest tests/gpu $(PYTEST_ARGS)
+
+# Builds, links and imports the GPU parts; an error where they can not be built. For a second version of torch.
+test-gpu-build:
+	HORON_CUDA=1 $(MAKE) --no-print-directory $(STAMPS)/horon
+	cd build && $(BIN)/python -c 'import torch, horon._C as extension; \
+	  assert extension.has_gpu_parts(); print("GPU parts of horon for torch", torch.__version__, "load")'
 
 test-cpp: build-tests
 	@$(MAKE) --no-print-directory run-ctest SUITE=tests

@@ -18,10 +18,13 @@ class Group;
 // What an operation brings besides its tensors.
 struct DeviceCall {
   c10d::OpType op_type = c10d::OpType::UNKNOWN;
-  const char* title = "";  // "horon:all_reduce"; outlives everything
+  const char* title = "horon:";  // "horon:all_reduce"; outlives everything
   std::chrono::milliseconds timeout{0};
   bool is_async = true;
   std::uint64_t sequence = 0;
+
+  // "all_reduce".
+  const char* name() const { return title + sizeof("horon:") - 1; }
 };
 
 // Thread safety: all methods. None may be called with the GIL held.

@@ -136,7 +136,9 @@ void bind_named_engine(py::module_& module) {
           py::arg("tensors"), py::arg("names"), py::arg("op"), py::arg("prescale"),
           py::arg("postscale"), py::arg("process_set"), NoGil())
       .def(
-          "join", [](Host& self) { return translating([&] { return self.join(); }); }, NoGil())
+          "join",
+          [](Host& self, int device) { return translating([&] { return self.join(device); }); },
+          py::arg("device") = 0, NoGil())
       .def(
           "barrier",
           [](Host& self, int set) { return translating([&] { return self.barrier(set); }); },

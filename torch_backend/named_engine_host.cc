@@ -27,14 +27,27 @@ c10::intrusive_ptr<c10d::Store> with_prefix(const std::string& prefix,
 // A process set's group: its transport is what counts, its lane is never used.
 class GroupLane final : public ProcessSetLane {
  public:
-  explicit GroupLane(std::shared_ptr<Group> group) : group_(std::move(group)) {}
+  GroupLane(std::shared_ptr<Group> group, std::unique_ptr<DeviceBatches> devices)
+      : group_(std::move(group)), devices_(std::move(devices)) {}
 
   Transport& transport() override { return group_->transport(); }
-  void shutdown() override { group_->shutdown(Deadline::after(std::chrono::milliseconds(0))); }
-  void abort(const std::string& reason) override { group_->transport().abort(reason); }
+  DeviceBatches* device_batches() override { return devices_.get(); }
+  void shutdown() override {
+    group_->shutdown(Deadline::after(std::chrono::milliseconds(0)));
+    if (devices_) {
+      devices_->shutdown();
+    }
+  }
+  void abort(const std::string& reason) override {
+    group_->transport().abort(reason);
+    if (devices_) {
+      devices_->abort(reason);
+    }
+  }
 
  private:
   const std::shared_ptr<Group> group_;
+  const std::unique_ptr<DeviceBatches> devices_;  // null without the GPU parts
 };
 
 // In the arena, where the transport reduces in place; elsewhere if there is no room.
@@ -88,7 +101,7 @@ void tell_about_knobs() {
 
 NamedEngineHost::NamedEngineHost(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
                                  std::chrono::milliseconds timeout, NamedGlooMaker make_gloo)
-    : rank_(rank), size_(size) {
+    : rank_(rank), size_(size), cuda_(NamedCuda::make()) {
   if (rank == 0) {
     tell_about_knobs();
   }
@@ -106,14 +119,16 @@ NamedEngineHost::NamedEngineHost(const c10::intrusive_ptr<c10d::Store>& store, i
   has_spare_cores_ = control.has_spare_cores;
   parts.channel = std::move(control.channel);
   parts.make_buffer = make_buffer;
-  parts.make_lane = [store, rank, options, timeout, make_gloo = std::move(make_gloo)](
+  parts.make_lane = [store, rank, options, timeout, cuda = cuda_, make_gloo = std::move(make_gloo)](
                         int id, const std::vector<int>& ranks) -> std::unique_ptr<ProcessSetLane> {
     const auto place = std::find(ranks.begin(), ranks.end(), rank) - ranks.begin();
     const GroupIdentity members{static_cast<int>(place), static_cast<int>(ranks.size()), ranks};
     const auto own_store = with_prefix(concat("named/set", id), store);
-    return std::make_unique<GroupLane>(Group::make(own_store, members, options, timeout, [&] {
+    auto group = Group::make(own_store, members, options, timeout, [&] {
       return make_gloo(with_prefix("gloo", own_store), members.rank, members.n_ranks);
-    }));
+    });
+    return std::make_unique<GroupLane>(
+        std::move(group), cuda->make_batches(own_store, id, members.rank, members.n_ranks));
   };
   engine_ = std::make_unique<NamedEngine>(std::move(parts), named);
 }
@@ -137,7 +152,11 @@ SetView NamedEngineHost::view(int process_set) const {
 }
 
 std::uint64_t NamedEngineHost::submit(const OperationPtr& operation, bool will_wait) {
-  return engine().submit(operation, will_wait);
+  NamedEngine& running = engine();
+  if (operation->request->device == DeviceKind::kCuda) {
+    cuda_->begin(*operation);
+  }
+  return running.submit(operation, will_wait);
 }
 
 bool NamedEngineHost::poll(std::uint64_t handle) const { return engine().poll(handle); }
@@ -189,7 +208,8 @@ void NamedEngineHost::start_timeline(const std::string& path, bool mark_cycles) 
   }
 }
 
-std::uint64_t NamedEngineHost::join() {
+std::uint64_t NamedEngineHost::join(int device) {
+  cuda_->set_default_device(device);
   return submit(named_signal(NamedKind::kJoin, 0, kJoinName), false);
 }
 

@@ -9,6 +9,7 @@
 #include "compat.h"
 #include "core/fork_guard.h"
 #include "named/named_engine.h"
+#include "named_cuda.h"
 #include "named_operation_builder.h"
 #include "recent_requests.h"
 
@@ -39,7 +40,8 @@ class NamedEngineHost {
   OperationPtr take(std::uint64_t handle);
   // Its results. Throws UsageError for an unknown handle.
   TensorList wait(std::uint64_t handle);
-  std::uint64_t join();
+  // `device`: see NamedCuda::set_default_device.
+  std::uint64_t join(int device);
   std::uint64_t barrier(int process_set);
   int add_process_set(std::vector<int> ranks);
   bool remove_process_set(int id);
@@ -60,6 +62,7 @@ class NamedEngineHost {
   const int rank_;
   const int size_;
   bool has_spare_cores_ = false;
+  const std::shared_ptr<NamedCuda> cuda_;
   std::unique_ptr<NamedEngine> engine_;
   RecentRequests recent_;
 };

@@ -6,8 +6,11 @@
 #include <algorithm>
 #include <numeric>
 
+#include "device_side.h"
 #include "dtype_bridge.h"
 #include "named/adasum.h"
+#include "named_cuda.h"
+#include "nccl/named_batch_plan.h"
 #include "reduce/reduce.h"
 
 namespace horon::torch_backend {
@@ -33,9 +36,26 @@ void check_names(NamedKind kind, std::size_t tensors, const std::vector<std::str
 void check(NamedKind kind, const at::Tensor& tensor, const std::string& text) {
   TORCH_CHECK_VALUE(tensor.defined() && tensor.layout() == c10::kStrided, "horon: ", name(kind),
                     " '", text, "': expected a dense tensor.");
-  TORCH_CHECK_VALUE(tensor.is_cpu(), "horon: ", name(kind), " '", text, "': got a tensor on ",
-                    tensor.device(), ", and this build of horon carries named operations of CPU ",
-                    "tensors only. Move it to the CPU first.");
+  if (tensor.is_cpu()) {
+    return;
+  }
+  TORCH_CHECK_VALUE(tensor.is_cuda(), "horon: ", name(kind), " '", text, "': got a tensor on ",
+                    tensor.device(), ", expected a CPU or CUDA tensor.");
+  TORCH_CHECK_VALUE(has_gpu_parts(), "horon: ", name(kind), " '", text, "': got a tensor on ",
+                    tensor.device(), ", but ", how_to_get_gpu_parts());
+}
+
+DeviceKind kind_of(const at::Tensor& tensor) {
+  return tensor.is_cpu() ? DeviceKind::kCpu : DeviceKind::kCuda;
+}
+
+NamedOperation::Tensor view_of(const at::Tensor& input, const at::Tensor& written) {
+  NamedOperation::Tensor view;
+  view.input = {data_of(input), input.nbytes()};
+  if (written.defined()) {
+    view.output = {data_of(written), written.nbytes()};
+  }
+  return view;
 }
 
 class Builder {
@@ -55,6 +75,11 @@ class Builder {
            bool any_rows = false) {
     const NamedKind kind = request_->kind;
     check(kind, tensor, text);
+    if (request_->tensors.empty()) {
+      request_->device = kind_of(tensor);
+    }
+    TORCH_CHECK(request_->device == kind_of(tensor), "horon: ", name(kind), " '", text,
+                "': a group has CPU and CUDA tensors; expected all on GPUs, or none.");
     TensorSpec spec;
     spec.name = text;
     spec.dtype = to_dtype(tensor.scalar_type());
@@ -80,19 +105,15 @@ class Builder {
     }
     operation_->outputs.push_back(output);
     operation_->written.push_back(written);
-    NamedOperation::Tensor view;
-    view.input = {data_of(operation_->inputs.back()), operation_->inputs.back().nbytes()};
-    if (written.defined()) {
-      view.output = {data_of(written), written.nbytes()};
-    }
-    operation_->tensors.push_back(view);
+    operation_->tensors.push_back(view_of(operation_->inputs.back(), written));
   }
 
   void add_output(const at::Tensor& tensor, const at::Tensor& output, const std::string& text) {
     TORCH_CHECK_VALUE(output.defined() && output.sizes() == tensor.sizes() &&
-                          output.scalar_type() == tensor.scalar_type() && output.is_cpu(),
+                          output.scalar_type() == tensor.scalar_type() &&
+                          output.device() == tensor.device(),
                       "horon: ", name(request_->kind), " '", text,
-                      "': the output must be a CPU tensor of the input's shape and dtype.");
+                      "': the output must have the input's shape, dtype and device.");
     add(tensor, output, text);
   }
 
@@ -107,6 +128,9 @@ class Builder {
     for (const TensorSpec& tensor : request_->tensors) {
       check_reducible(tensor, n_ranks);
     }
+    if (request_->device == DeviceKind::kCuda && !is_reduced_on_devices()) {
+      go_by_host();
+    }
   }
 
   OperationPtr finish() {
@@ -116,6 +140,25 @@ class Builder {
   OperationPtr& operation() { return operation_; }
 
  private:
+  bool is_reduced_on_devices() const {
+    const NamedRequest& request = *request_;
+    return std::all_of(request.tensors.begin(), request.tensors.end(), [&](const auto& tensor) {
+      return is_reduced_on_device(tensor.dtype, request.op, request.prescale, request.postscale);
+    });
+  }
+
+  // What a GPU can not reduce: waits for the inputs, and is an operation of the CPU from then on.
+  void go_by_host() {
+    const at::NoGradGuard no_grad;
+    request_->device = DeviceKind::kCudaByHost;
+    TensorOperation& operation = *operation_;
+    for (std::size_t i = 0; i < operation.inputs.size(); ++i) {
+      operation.inputs[i] = operation.inputs[i].detach().to(at::kCPU);
+      operation.written[i] = at::empty(operation.outputs[i].sizes(), operation.inputs[i].options());
+      operation.tensors[i] = view_of(operation.inputs[i], operation.written[i]);
+    }
+  }
+
   void check_reducible(const TensorSpec& tensor, int n_ranks) const {
     const NamedRequest& request = *request_;
     if (request.op == NamedOp::kAdasum) {
@@ -142,6 +185,15 @@ class Builder {
 
 }  // namespace
 
+TensorOperation::~TensorOperation() {
+  if (cuda) {
+    TensorList none;
+    let_go(*this, none);
+  }
+}
+
+bool TensorOperation::has_come() const { return !cuda || torch_backend::has_come(*cuda); }
+
 Span TensorOperation::allocate(std::size_t index, std::int64_t rows) {
   std::vector<int64_t> sizes = inputs[index].sizes().vec();
   sizes[0] = rows;
@@ -152,6 +204,9 @@ Span TensorOperation::allocate(std::size_t index, std::int64_t rows) {
 
 TensorList TensorOperation::take_results() {
   const at::NoGradGuard no_grad;
+  if (cuda) {
+    await_on_stream(*this);
+  }
   TensorList results;
   for (std::size_t i = 0; i < outputs.size(); ++i) {
     if (!outputs[i].is_same(written[i])) {
@@ -163,6 +218,9 @@ TensorList TensorOperation::take_results() {
     results.push_back(at::tensor(at::ArrayRef<int64_t>(received_splits), at::kLong));
   } else if (request->kind == NamedKind::kJoin) {
     results.push_back(at::full({1}, static_cast<int64_t>(value), at::kInt));
+  }
+  if (cuda) {
+    let_go(*this, results);
   }
   inputs.clear();
   return results;
@@ -184,12 +242,15 @@ OperationPtr named_allreduce(const SetView& set, const TensorList& tensors,
 
 OperationPtr named_allreduce_again(const RequestPtr& request, const at::Tensor& tensor,
                                    const at::Tensor& output) {
-  const auto is_easy = [](const at::Tensor& one) {
-    return one.layout() == c10::kStrided && one.is_cpu() && is_plain(one);
+  const auto device =
+      request->device == DeviceKind::kCpu ? c10::DeviceType::CPU : c10::DeviceType::CUDA;
+  const auto is_easy = [&](const at::Tensor& one) {
+    return one.layout() == c10::kStrided && one.device().type() == device && is_plain(one);
   };
-  if (!is_easy(tensor) ||
-      (!output.is_same(tensor) && !(is_easy(output) && output.sizes() == tensor.sizes() &&
-                                    output.scalar_type() == tensor.scalar_type()))) {
+  if (request->device == DeviceKind::kCudaByHost || !is_easy(tensor) ||
+      (!output.is_same(tensor) &&
+       !(is_easy(output) && output.sizes() == tensor.sizes() &&
+         output.scalar_type() == tensor.scalar_type() && output.device() == tensor.device()))) {
     return nullptr;
   }
   auto operation = std::make_shared<TensorOperation>();

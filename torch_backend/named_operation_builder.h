@@ -13,19 +13,29 @@ namespace horon::torch_backend {
 
 using TensorList = std::vector<at::Tensor>;
 
+// What an operation on CUDA tensors has besides; see named_cuda.h.
+struct CudaSide;
+
 // A named operation, and the tensors behind it.
 class TensorOperation final : public NamedOperation {
  public:
+  TensorOperation() = default;
+  ~TensorOperation() override;
+  TensorOperation(const TensorOperation&) = delete;
+  TensorOperation& operator=(const TensorOperation&) = delete;
+
   Span allocate(std::size_t index, std::int64_t rows) override;
+  bool has_come() const override;
 
   // Writes results into outputs that are not contiguous, and returns what the caller gets. Once,
-  // when the operation has succeeded.
+  // when the operation has succeeded. On a GPU: when the current stream gets there.
   TensorList take_results();
 
   bool returns_tensor = false;  // the caller gets a tensor, not a list
   TensorList inputs;            // contiguous
   TensorList outputs;           // the caller's; made by allocate() where sizes are not known before
   TensorList written;           // contiguous; the same as outputs, or stand-ins
+  std::shared_ptr<CudaSide> cuda;  // null for CPU tensors; shared because it is not known here
 };
 
 // What a process set looks like from this rank.

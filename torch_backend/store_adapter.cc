@@ -12,13 +12,14 @@ void StoreAdapter::set(const std::string& key, const std::string& value) {
 }
 
 std::string StoreAdapter::get(const std::string& key, const Deadline& deadline) {
-  // In slices, so that Ctrl-C is noticed while a rank is missing.
+  // On the main thread in slices, so that Ctrl-C is noticed while a rank is missing.
   constexpr std::chrono::milliseconds kSlice{1000};
   while (true) {
     const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline.remaining());
-    const bool is_last = left <= kSlice;
+    const auto slice = interrupt_check() != nullptr ? kSlice : left;
+    const bool is_last = left <= slice;
     try {
-      store_->wait({key}, std::clamp(left, std::chrono::milliseconds(1), kSlice));
+      store_->wait({key}, std::max(std::min(left, slice), std::chrono::milliseconds(1)));
       break;
     } catch (const std::exception& error) {
       if (is_last && deadline.has_passed()) {
@@ -28,7 +29,7 @@ std::string StoreAdapter::get(const std::string& key, const Deadline& deadline) 
       // A store that is gone fails at once, again and again; one that waits takes its slice of
       // time.
       const auto waited = left - std::chrono::ceil<std::chrono::milliseconds>(deadline.remaining());
-      if (waited < std::min(left, kSlice) / 4) {
+      if (waited < std::min(left, slice) / 4) {
         throw Error(concat("the rendezvous store failed: ", error.what()));
       }
     }

@@ -59,8 +59,13 @@ void copy_scaled(std::byte* to, const std::byte* from, std::uint64_t count, cons
 // Bytes of one row of a tensor whose first dimension differs from rank to rank.
 std::uint64_t row_bytes(const TensorSpec& spec) { return spec.bytes(); }
 
-const NamedOperation::Tensor* tensor_of(const BatchTensor& tensor) {
-  return tensor.operation ? &tensor.operation->tensors[tensor.tensor] : nullptr;
+std::vector<std::int64_t> own_rows(const std::vector<BatchTensor>& batch) {
+  std::vector<std::int64_t> rows;
+  rows.reserve(batch.size());
+  for (const BatchTensor& tensor : batch) {
+    rows.push_back(tensor.operation ? tensor.operation->rows[tensor.tensor] : 0);
+  }
+  return rows;
 }
 
 }  // namespace
@@ -86,6 +91,10 @@ std::byte* BatchExecutor::buffer(std::size_t bytes) {
 void BatchExecutor::run(const std::vector<BatchTensor>& batch, int root,
                         const WaitContext& context) {
   const BatchTensor& first = batch.front();
+  if (first.request->device == DeviceKind::kCuda) {
+    run_on_device(batch, root, context);
+    return;
+  }
   switch (first.request->kind) {
     case NamedKind::kAllReduce:
       if (first.request->op == NamedOp::kAdasum) {
@@ -135,7 +144,7 @@ void BatchExecutor::all_reduce_alone(const BatchTensor& tensor, const WaitContex
     return;
   }
   Request request = reduction(OpKind::kAllReduce, tensor, count);
-  const NamedOperation::Tensor* own = tensor_of(tensor);
+  const NamedOperation::Tensor* own = tensor.own();
   const std::byte* input = own != nullptr ? own->input.data : nullptr;
   std::byte* output = own != nullptr ? own->output.data : buffer(spec.bytes());
   if (own == nullptr) {
@@ -167,7 +176,7 @@ void BatchExecutor::all_reduce(const std::vector<BatchTensor>& batch, const Wait
   std::byte* at = packed;
   for (const BatchTensor& tensor : batch) {
     const TensorSpec& spec = tensor.spec();
-    if (const NamedOperation::Tensor* own = tensor_of(tensor)) {
+    if (const NamedOperation::Tensor* own = tensor.own()) {
       copy_scaled(at, own->input.data, spec.elements(), spec, factor_before(like));
     } else {
       std::memset(at, 0, spec.bytes());
@@ -181,7 +190,7 @@ void BatchExecutor::all_reduce(const std::vector<BatchTensor>& batch, const Wait
   at = packed;
   for (const BatchTensor& tensor : batch) {
     const TensorSpec& spec = tensor.spec();
-    if (const NamedOperation::Tensor* own = tensor_of(tensor)) {
+    if (const NamedOperation::Tensor* own = tensor.own()) {
       copy_scaled(own->output.data, at, spec.elements(), spec, like.postscale);
     }
     at += spec.bytes();
@@ -211,12 +220,8 @@ std::vector<std::int64_t> BatchExecutor::gather_numbers(const std::vector<std::i
 
 void BatchExecutor::all_gather(const std::vector<BatchTensor>& batch, const WaitContext& context) {
   const auto n = static_cast<std::size_t>(n_ranks_);
-  std::vector<std::int64_t> own_rows;
-  own_rows.reserve(batch.size());
-  for (const BatchTensor& tensor : batch) {
-    own_rows.push_back(tensor.operation ? tensor.operation->rows[tensor.tensor] : 0);
-  }
-  const std::vector<std::int64_t> rows = gather_numbers(own_rows, context);  // [rank][tensor]
+  const std::vector<std::int64_t> rows =
+      gather_numbers(own_rows(batch), context);  // [rank][tensor]
   Request request;
   request.kind = OpKind::kAllGather;
   request.dtype = DType::kUInt8;
@@ -246,14 +251,14 @@ void BatchExecutor::all_gather(const std::vector<BatchTensor>& batch, const Wait
   if (!is_direct) {
     std::byte* at = packed;
     for (const BatchTensor& tensor : batch) {
-      const NamedOperation::Tensor* own = tensor_of(tensor);
+      const NamedOperation::Tensor* own = tensor.own();
       if (own != nullptr && own->input.bytes > 0) {
         std::memcpy(at, own->input.data, own->input.bytes);
         at += own->input.bytes;
       }
     }
   }
-  const ConstSpan input{is_direct ? tensor_of(batch[0])->input.data : packed, request.count};
+  const ConstSpan input{is_direct ? batch[0].own()->input.data : packed, request.count};
   request.inputs.resize(n, input);
   for (std::size_t rank = 0; rank < n; ++rank) {
     request.outputs.push_back({received_at, request.recv_counts[rank]});
@@ -294,7 +299,7 @@ void BatchExecutor::broadcast(const BatchTensor& tensor, int root, const WaitCon
   request.outputs.resize(n);
   request.send_counts.resize(n, 0);
   request.recv_counts.resize(n, 0);
-  const NamedOperation::Tensor* own = tensor_of(tensor);
+  const NamedOperation::Tensor* own = tensor.own();
   if (rank_ == root) {
     for (std::size_t rank = 0; rank < n; ++rank) {
       if (static_cast<int>(rank) != rank_) {
@@ -323,7 +328,7 @@ void BatchExecutor::all_to_all(const BatchTensor& tensor, const WaitContext& con
   request.kind = OpKind::kAllToAllSingle;
   request.dtype = DType::kUInt8;
   request.element_bytes = 1;
-  const NamedOperation::Tensor* own = tensor_of(tensor);
+  const NamedOperation::Tensor* own = tensor.own();
   const std::byte* input = own != nullptr ? own->input.data : nullptr;
   std::vector<std::int64_t> received(n);
   std::int64_t rows = 0;
@@ -360,7 +365,7 @@ void BatchExecutor::reduce_scatter(const BatchTensor& tensor, const WaitContext&
   const std::int64_t rows = spec.shape.at(0);
   const std::uint64_t row_elements = spec.elements() / static_cast<std::uint64_t>(rows);
   Request request = reduction(OpKind::kReduceScatter, tensor, spec.elements());
-  const NamedOperation::Tensor* own = tensor_of(tensor);
+  const NamedOperation::Tensor* own = tensor.own();
   const std::uint64_t own_count =
       static_cast<std::uint64_t>(rows_of(rows, rank_, n_ranks_)) * row_elements;
   const std::size_t own_bytes = own_count * spec.element_bytes;
@@ -397,7 +402,7 @@ void BatchExecutor::adasum(const BatchTensor& tensor, const WaitContext& context
   }
   std::byte* const all = buffer((n + 1) * round_up(spec.bytes()));
   std::byte* const contribution = all + n * round_up(spec.bytes());
-  const NamedOperation::Tensor* own = tensor_of(tensor);
+  const NamedOperation::Tensor* own = tensor.own();
   if (own != nullptr) {
     copy_scaled(contribution, own->input.data, count, spec, tensor.request->prescale);
   } else {
@@ -422,6 +427,47 @@ void BatchExecutor::adasum(const BatchTensor& tensor, const WaitContext& context
   if (own != nullptr) {
     copy_scaled(own->output.data, parts[0], count, spec, tensor.request->postscale);
   }
+}
+
+// Ranks that have joined may have no device; all have to know before one of them waits on its own.
+void BatchExecutor::require_device(const WaitContext& context) {
+  if (!has_asked_for_devices_) {
+    DeviceBatches* const device = lane_->device_batches();
+    const std::string refusal = device != nullptr ? device->refusal() : "no GPU parts in horon";
+    const std::vector<std::int64_t> all = gather_numbers({refusal.empty() ? 1 : 0}, context);
+    has_asked_for_devices_ = true;
+    const auto without = std::find(all.begin(), all.end(), 0);
+    if (without != all.end()) {
+      no_device_ = concat("rank ", without - all.begin(),
+                          " of the process set can not take part in operations of CUDA tensors: it "
+                          "sees no GPU, or its horon was built without the GPU parts.");
+    }
+  }
+  if (!no_device_.empty()) {
+    throw MismatchError(no_device_);
+  }
+}
+
+void BatchExecutor::run_on_device(const std::vector<BatchTensor>& batch, int root,
+                                  const WaitContext& context) {
+  require_device(context);
+  const BatchTensor& first = batch.front();
+  DeviceBatch work{batch, root, {}};
+  const auto n = static_cast<std::size_t>(n_ranks_);
+  if (first.request->kind == NamedKind::kAllGather) {
+    work.numbers = gather_numbers(own_rows(batch), context);
+  } else if (first.request->kind == NamedKind::kAllToAll) {
+    work.numbers = gather_numbers(
+        first.operation ? first.operation->splits : std::vector<std::int64_t>(n, 0), context);
+    if (first.operation) {
+      first.operation->received_splits.resize(n);
+      for (std::size_t source = 0; source < n; ++source) {
+        first.operation->received_splits[source] =
+            work.numbers[source * n + static_cast<std::size_t>(rank_)];
+      }
+    }
+  }
+  lane_->device_batches()->run(work, context);
 }
 
 }  // namespace horon

@@ -6,20 +6,10 @@
 #include <vector>
 
 #include "core/wait_context.h"
-#include "named/named_operation.h"
+#include "named/batch_tensor.h"
 #include "named/process_set_lane.h"
 
 namespace horon {
-
-// One tensor of an agreed operation. Without an operation this rank has joined: it takes part with
-// zeros, or with no rows.
-struct BatchTensor {
-  RequestPtr request;
-  std::size_t tensor = 0;
-  std::shared_ptr<NamedOperation> operation;
-
-  const TensorSpec& spec() const { return request->tensors[tensor]; }
-};
 
 // Thread safety: one thread at a time.
 class BatchExecutor {
@@ -30,8 +20,9 @@ class BatchExecutor {
 
   ProcessSetLane& lane() { return *lane_; }
 
-  // Requires a batch of plan_fusion. `root` is the root's place in the set.
-  // Throws as Transport::run.
+  // Requires a batch of plan_fusion. `root` is the root's place in the set. A batch on a device is
+  // queued when it returns; see Note [Batches on a device].
+  // Throws as Transport::run and DeviceBatches::run.
   void run(const std::vector<BatchTensor>& batch, int root, const WaitContext& context);
 
   // Every rank's numbers, one rank after another. All ranks call it, with equally many numbers.
@@ -46,6 +37,8 @@ class BatchExecutor {
   void broadcast(const BatchTensor& tensor, int root, const WaitContext& context);
   void all_to_all(const BatchTensor& tensor, const WaitContext& context);
   void reduce_scatter(const BatchTensor& tensor, const WaitContext& context);
+  void run_on_device(const std::vector<BatchTensor>& batch, int root, const WaitContext& context);
+  void require_device(const WaitContext& context);
   // For reductions.
   Request reduction(OpKind kind, const BatchTensor& like, std::uint64_t count) const;
   // Reused from batch to batch.
@@ -57,6 +50,8 @@ class BatchExecutor {
   const BufferFactory make_buffer_;
   std::shared_ptr<std::byte> buffer_;
   std::size_t buffer_bytes_ = 0;
+  bool has_asked_for_devices_ = false;
+  std::string no_device_;  // why the set has none; empty if it has
 };
 
 }  // namespace horon

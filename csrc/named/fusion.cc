@@ -39,8 +39,9 @@ std::vector<Batch> plan_fusion(const std::vector<FusionItem>& items, const Fusio
   for (const std::size_t index : order) {
     const FusionItem& item = items[index];
     const std::size_t bytes = item.request->tensors[item.tensor].bytes();
-    if (!is_fusible(item.request->kind) || bytes > options.alone_bytes ||
-        bytes > options.threshold_bytes) {
+    const std::size_t alone_bytes =
+        item.request->device == DeviceKind::kCuda ? options.gpu_alone_bytes : options.alone_bytes;
+    if (!is_fusible(item.request->kind) || bytes > alone_bytes || bytes > options.threshold_bytes) {
       plan.push_back({index});
       continue;
     }

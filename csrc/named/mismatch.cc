@@ -93,7 +93,7 @@ std::optional<std::string> find_mismatch(const NamedRequest& a, int rank_a, cons
   if (a.tensors.size() != b.tensors.size() || !have_same_names(a, b)) {
     return mismatch.text("groups", "had", names_text(a), names_text(b));
   }
-  if (a.device != b.device) {
+  if (is_gpu(a.device) != is_gpu(b.device)) {  // kCudaByHost follows from what is compared below
     return mismatch.text(concat(kind, " CPU/GPU device selection"), "specified device",
                          name(a.device), name(b.device));
   }

@@ -49,8 +49,10 @@ NamedEngine::~NamedEngine() { shutdown(); }
 
 // What decides about batches has to be the same everywhere.
 void NamedEngine::compare_settings() {
-  const std::vector<std::int64_t> own = {static_cast<std::int64_t>(options_.fusion.threshold_bytes),
-                                         static_cast<std::int64_t>(options_.fusion.alone_bytes)};
+  const std::vector<std::int64_t> own = {
+      static_cast<std::int64_t>(options_.fusion.threshold_bytes),
+      static_cast<std::int64_t>(options_.fusion.alone_bytes),
+      static_cast<std::int64_t>(options_.fusion.gpu_alone_bytes)};
   const WaitContext context{Deadline::after(options_.timeout), nullptr};
   const std::vector<std::int64_t> all = executors_.at(0)->gather_numbers(own, context);
   for (std::size_t i = 0; i < all.size(); ++i) {
@@ -137,12 +139,20 @@ void NamedEngine::call_background() {
 }
 
 bool NamedEngine::poll(std::uint64_t handle) const {
-  const std::lock_guard lock(mutex_);
-  const auto found = operations_.find(handle);
-  if (found == operations_.end()) {
-    throw UsageError(unknown_handle(handle));
+  Operation operation;
+  {
+    const std::lock_guard lock(mutex_);
+    const auto found = operations_.find(handle);
+    if (found == operations_.end()) {
+      throw UsageError(unknown_handle(handle));
+    }
+    const NamedOperation& known = *found->second;
+    if (!known.is_done || known.request->device != DeviceKind::kCuda || known.error) {
+      return known.is_done;
+    }
+    operation = found->second;
   }
-  return found->second->is_done;
+  return operation->has_come();
 }
 
 std::vector<std::uint64_t> NamedEngine::handles() const {

@@ -12,6 +12,8 @@
 // A mismatch fails one operation. Everything else that goes wrong (a rank died, a transfer failed,
 // somebody aborted) is written into the channel once, with its cause, and fails everything pending
 // and later on all ranks. A rank that shuts down says so first, and only what needs it fails.
+// Operations on a device are done when they are queued there, and watched over after that: see Note
+// [Batches on a device].
 #pragma once
 
 #include <chrono>
@@ -71,11 +73,12 @@ class NamedEngine {
   // it for half a second. Throws UsageError when a name is in flight already. Never blocks.
   std::uint64_t submit(const std::shared_ptr<NamedOperation>& operation, bool will_wait = false);
 
-  // Whether it is done. Throws UsageError for an unknown handle. Never blocks.
+  // Whether it is done, on a device as well. Throws UsageError for an unknown handle. Never blocks.
   bool poll(std::uint64_t handle) const;
 
-  // Blocks until it is done, removes the handle, and returns the operation, whose error is set if
-  // it failed; null for an unknown handle. Throws what `check_interrupt` throws.
+  // Blocks until it is done (on a device: queued), removes the handle, and returns the operation,
+  // whose error is set if it failed; null for an unknown handle. Throws what `check_interrupt`
+  // throws.
   std::shared_ptr<NamedOperation> wait(std::uint64_t handle, InterruptCheck check_interrupt);
 
   // Of operations that were not waited for.
@@ -148,6 +151,7 @@ class NamedEngine {
   void add_set(int id, const std::vector<int>& ranks);
   void remove_set(int id);
   void look_around();
+  void look_at_devices();
   bool may_poke() const;
   void report_stalls();
   void fail_all(const std::string& reason);
@@ -181,6 +185,7 @@ class NamedEngine {
   std::map<int, std::shared_ptr<ProcessSetLane>> lanes_;  // of sets that this rank is in
   Attendant attendant_ = Attendant::kNone;
   int n_waiters_ = 0;
+  bool has_device_work_ = false;       // something may be under way on a device
   bool is_background_called_ = false;  // woken, and not come yet
   bool sleeps_until_called_ = false;   // the background thread, without a limit
   bool is_shutting_down_ = false;      // takes nothing more

@@ -118,7 +118,7 @@ void NamedEngine::hand_on() {
   if (n_waiters_ > 0) {
     changed_.notify_all();
   } else if (has_work() || !queue_.empty() || stop_thread_ ||
-             (sleeps_until_called_ && !in_flight_.empty())) {
+             (sleeps_until_called_ && (!in_flight_.empty() || has_device_work_))) {
     call_background();
   }
 }
@@ -145,7 +145,8 @@ void NamedEngine::background_loop() {
         if (limit.count() <= 0) {
           continue;
         }
-      } else if (!in_flight_.empty() || (agreement_ && agreement_->is_waiting())) {
+      } else if (!in_flight_.empty() || has_device_work_ ||
+                 (agreement_ && agreement_->is_waiting())) {
         limit = kLookAround;
       }
     }

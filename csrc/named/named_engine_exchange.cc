@@ -199,6 +199,12 @@ void NamedEngine::look_around() {
     fail_all(failure);
     return;
   }
+  if (has_device_work_) {  // written by the attendant alone
+    look_at_devices();
+    if (is_failed_) {
+      return;
+    }
+  }
   if (agreement_) {
     report_stalls();
     if (agreement_->is_waiting() && may_poke()) {
@@ -230,6 +236,29 @@ void NamedEngine::look_around() {
     channel_->send(0, {}, true);
     is_flushed_ = channel_->flush();
   }
+}
+
+// See Note [Batches on a device].
+void NamedEngine::look_at_devices() {
+  bool is_busy = false;
+  try {
+    for (const auto& [id, executor] : executors_) {
+      DeviceBatches* const device = executor->lane().device_batches();
+      if (device == nullptr) {
+        continue;
+      }
+      if (const std::string error = device->check(); !error.empty()) {
+        fail_all(concat("rank ", rank_, ": ", error));
+        return;
+      }
+      is_busy = is_busy || device->is_busy();
+    }
+  } catch (const std::exception& error) {
+    fail_all(concat("rank ", rank_, ": a device can not be asked any more: ", error.what()));
+    return;
+  }
+  const std::lock_guard lock(mutex_);
+  has_device_work_ = is_busy;
 }
 
 bool NamedEngine::may_poke() const {

@@ -171,6 +171,10 @@ void NamedEngine::run_batch(const std::vector<BatchTensor>& batch, InterruptChec
     error =
         std::make_exception_ptr(MismatchError(concat(describe(request), ": ", mismatch.what())));
   }
+  if (request.device == DeviceKind::kCuda) {
+    const std::lock_guard lock(mutex_);
+    has_device_work_ = true;
+  }
   if (timeline_.is_on()) {
     for (const BatchTensor& tensor : batch) {
       timeline_.end(*tensor.request, tensor.tensor);

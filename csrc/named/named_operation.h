@@ -25,6 +25,10 @@ struct NamedOperation {
   // whatever thread executes, once for each tensor. May throw.
   virtual Span allocate(std::size_t /*index*/, std::int64_t /*rows*/) { return {}; }
 
+  // Of an operation on a device that is done, which means that it is queued there: whether it has
+  // come. Any thread; does not block.
+  virtual bool has_come() const { return true; }
+
   RequestPtr request;
   std::vector<Tensor> tensors;       // as in request->tensors
   std::vector<std::int64_t> rows;    // first dimension of each input

@@ -28,8 +28,13 @@ inline constexpr int kNamedKindCount = 9;
 enum class NamedOp : std::uint8_t { kAverage, kSum, kAdasum, kMin, kMax, kProduct };
 inline constexpr int kNamedOpCount = 6;
 
-enum class DeviceKind : std::uint8_t { kCpu, kCuda };
-inline constexpr int kDeviceKindCount = 2;
+enum class DeviceKind : std::uint8_t {
+  kCpu,
+  kCuda,
+  kCudaByHost,  // CUDA tensors that are copied to the host for what a GPU can not do
+};
+inline constexpr int kDeviceKindCount = 3;
+constexpr bool is_gpu(DeviceKind device) { return device != DeviceKind::kCpu; }
 
 // "ALLREDUCE", as Horovod's messages spell it.
 const char* name(NamedKind kind);

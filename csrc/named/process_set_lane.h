@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "core/transport.h"
+#include "named/device_batches.h"
 
 namespace horon {
 
@@ -14,6 +15,8 @@ class ProcessSetLane {
  public:
   virtual ~ProcessSetLane() = default;
   virtual Transport& transport() = 0;
+  // Null where operations on devices can not be carried out.
+  virtual DeviceBatches* device_batches() { return nullptr; }
   // Says goodbye. Does not wait for anybody.
   virtual void shutdown() = 0;
   virtual void abort(const std::string& reason) = 0;

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "cross/tcp_control_channel.h"
+#include "fake_gpus.h"
 #include "named/named_engine.h"
 #include "rank_threads.h"
 #include "shm/shm_control_channel.h"
@@ -35,16 +36,29 @@ class PrefixedStore final : public Store {
 
 class TestLane final : public ProcessSetLane {
  public:
-  explicit TestLane(std::unique_ptr<SharedGroup> group)
-      : group_(std::move(group)), transport_(&group_->segment, &group_->peers, &group_->arenas) {}
+  explicit TestLane(std::unique_ptr<SharedGroup> group,
+                    std::shared_ptr<FakeDeviceBatches> gpu = nullptr)
+      : group_(std::move(group)),
+        transport_(&group_->segment, &group_->peers, &group_->arenas),
+        gpu_(std::move(gpu)) {}
   Transport& transport() override { return transport_; }
+  DeviceBatches* device_batches() override { return gpu_.get(); }
   void shutdown() override { transport_.depart(); }
-  void abort(const std::string& reason) override { transport_.abort(reason); }
+  void abort(const std::string& reason) override {
+    transport_.abort(reason);
+    if (gpu_) {
+      gpu_->abort(reason);
+    }
+  }
 
  private:
   const std::unique_ptr<SharedGroup> group_;
   ShmTransport transport_;
+  const std::shared_ptr<FakeDeviceBatches> gpu_;
 };
+
+// The GPU of a process set's member; null: none.
+using GpuMaker = std::function<std::shared_ptr<FakeDeviceBatches>(int set, int place, int n_ranks)>;
 
 // What carries the engines' messages.
 enum class ControlKind : std::uint8_t { kShm, kTcp };
@@ -62,17 +76,20 @@ inline std::unique_ptr<ControlChannel> make_channel(ControlKind kind, Store& sto
 
 inline std::unique_ptr<NamedEngine> make_engine(Store& store, int rank, int n_ranks,
                                                 const NamedOptions& named = {},
-                                                ControlKind control = ControlKind::kShm) {
+                                                ControlKind control = ControlKind::kShm,
+                                                const GpuMaker& make_gpu = nullptr) {
   NamedEngine::Parts parts;
   parts.rank = rank;
   parts.n_ranks = n_ranks;
   parts.channel = make_channel(control, store, rank, n_ranks);
-  parts.make_lane = [&store, rank](int id, const std::vector<int>& ranks) {
+  parts.make_lane = [&store, rank, make_gpu](int id, const std::vector<int>& ranks) {
     PrefixedStore own(&store, concat("set", id, '/'));
-    const auto place = std::find(ranks.begin(), ranks.end(), rank) - ranks.begin();
+    const auto place =
+        static_cast<int>(std::find(ranks.begin(), ranks.end(), rank) - ranks.begin());
+    const auto n_members = static_cast<int>(ranks.size());
     return std::make_unique<TestLane>(
-        rendezvous(own, identity_of(static_cast<int>(place), static_cast<int>(ranks.size())),
-                   small_options(), patient()));
+        rendezvous(own, identity_of(place, n_members), small_options(), patient()),
+        make_gpu ? make_gpu(id, place, n_members) : nullptr);
   };
   parts.make_buffer = [](std::size_t bytes) {
     return std::shared_ptr<std::byte>(

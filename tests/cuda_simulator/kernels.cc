@@ -40,14 +40,6 @@ struct Kernels {
   }
 };
 
-[[noreturn]] void end_for_unknown(const std::string& name) {
-  std::fprintf(stderr,
-               "CUDA simulator: it has no version for the host of the kernel\n  %s\n"
-               "HORON_SIMULATOR_IGNORE_KERNELS=1 would leave such kernels out.\n",
-               name.c_str());
-  std::abort();
-}
-
 HostKernel find_on_host(const char* mangled) {
   const std::string name = demangled(mangled);
   for (const auto find : {find_pack_kernel, find_torch_kernel}) {
@@ -101,6 +93,15 @@ struct CallConfiguration {
 thread_local std::optional<CallConfiguration> pushed;
 
 }  // namespace
+
+void end_for_unknown(const std::string& kernel) {
+  std::fprintf(stderr,
+               "CUDA simulator: it has no version for the host of the kernel\n  %s\n"
+               "HORON_SIMULATOR_IGNORE_KERNELS=1 would leave such kernels out.\n",
+               kernel.c_str());
+  std::abort();
+}
+
 }  // namespace horon::simulator
 
 using namespace horon::simulator;

@@ -23,8 +23,12 @@ struct Launch {
 // Takes what a launch needs of its arguments, and returns the work.
 using HostKernel = std::function<std::function<void()>(const Launch&)>;
 
-// The host's version of a kernel, by its demangled name; null if there is none.
+// The host's version of a kernel, by its demangled name; null if there is none. `name` begins with
+// what the kernel returns and ends with its parameters.
 HostKernel find_pack_kernel(const std::string& name);
 HostKernel find_torch_kernel(const std::string& name);
+
+// Ends the process with a message.
+[[noreturn]] void end_for_unknown(const std::string& kernel);
 
 }  // namespace horon::simulator

@@ -43,7 +43,7 @@ void append(Vector& to, Vector& from) {
 }
 
 std::string text_of(const DeviceCall& call) {
-  return std::string(call.title) + " #" + std::to_string(call.sequence);
+  return std::string(call.name()) + " #" + std::to_string(call.sequence);
 }
 
 // Nearly always one list: a plan is for one kind of 8-bit floats.
@@ -90,10 +90,10 @@ CudaGroup::CudaGroup(c10::intrusive_ptr<c10d::Store> store, int rank, int n_rank
       group_(std::move(group)),
       hooks_(std::move(hooks)) {}
 
-void CudaGroup::check_open(const char* title) const {
+void CudaGroup::check_open(const char* operation) const {
   const std::lock_guard lock(mutex_);
   if (!failure_.empty()) {
-    throw GroupError(concat(title, ": ", failure_));
+    throw GroupError(concat(operation, ": the group can not go on: ", failure_));
   }
 }
 
@@ -186,7 +186,7 @@ DeviceSide::WorkPtr CudaGroup::issue(Collective collective, const DeviceCall& ca
   const ProfiledCall profiled(call.title, collective.inputs);
   try {
     const std::lock_guard issuing(issue_mutex_);
-    check_open(call.title);
+    check_open(call.name());
     if (coalesced_) {
       coalesced_->is_async |= call.is_async;
       add(coalesced_->batch, std::move(collective));
@@ -213,8 +213,8 @@ DeviceSide::WorkPtr CudaGroup::message(const at::Tensor& tensor, int peer, bool 
   const ProfiledCall profiled(call.title, {tensor});
   try {
     const std::lock_guard issuing(issue_mutex_);
-    check_open(call.title);
-    TORCH_CHECK_VALUE(coalesced_ || peer != rank_, "horon: ", call.title, ": rank ", rank_,
+    check_open(call.name());
+    TORCH_CHECK_VALUE(coalesced_ || peer != rank_, "horon: ", call.name(), ": rank ", rank_,
                       " sends a CUDA tensor to itself or receives it; do both in one "
                       "batch_isend_irecv().");
     Collective collective;
@@ -253,7 +253,7 @@ DeviceSide::WorkPtr CudaGroup::end_coalescing(const DeviceCall& call) {
     if (!coalesced || !coalesced->batch.device) {
       return nullptr;
     }
-    check_open(call.title);
+    check_open(call.name());
     DeviceCall whole = call;
     whole.is_async = coalesced->is_async;
     Batch& batch = coalesced->batch;
@@ -306,7 +306,7 @@ DeviceSide::WorkPtr CudaGroup::queue(CudaLane& lane, Batch batch, const DeviceCa
       }
     }
   }
-  const CudaOperation::Origin origin{call.title, call.sequence, next_completion_key(), deadline};
+  const CudaOperation::Origin origin{call.name(), call.sequence, next_completion_key(), deadline};
   const auto operation = std::make_shared<CudaOperation>(
       origin, CudaOperation::Streams{caller, stream}, std::move(end), std::move(kept));
   if (!is_captured) {

@@ -91,7 +91,7 @@ class CudaGroup final : public DeviceSide,
   void watch(const OperationPtr& operation);
   void release_ended();
   std::vector<CudaLane*> lanes() const;
-  void check_open(const char* title) const;
+  void check_open(const char* operation) const;
   [[noreturn]] void rethrow_failed();
 
   // The watcher's.

@@ -21,7 +21,7 @@ namespace horon::torch_backend {
 class CudaOperation {
  public:
   struct Origin {
-    const char* title = "";  // "horon:all_reduce"
+    const char* name = "";  // "all_reduce"
     std::uint64_t sequence = 0;
     std::uint64_t completion_key = 0;
     Deadline deadline = Deadline::after(std::chrono::milliseconds(0));
@@ -39,10 +39,8 @@ class CudaOperation {
                 std::vector<at::Tensor> kept)
       : origin_(origin), streams_(streams), end_(std::move(end)), kept_(std::move(kept)) {}
 
-  // "horon:all_reduce #42".
-  std::string text() const {
-    return std::string(origin_.title) + " #" + std::to_string(sequence());
-  }
+  // "all_reduce #42".
+  std::string text() const { return std::string(origin_.name) + " #" + std::to_string(sequence()); }
   std::uint64_t sequence() const { return origin_.sequence; }
   std::uint64_t completion_key() const { return origin_.completion_key; }
   const Deadline& deadline() const { return origin_.deadline; }
