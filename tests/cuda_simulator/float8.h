@@ -47,7 +47,7 @@ struct Float8 {
     if (magnitude >= static_cast<float>(Float8{kLargest})) {
       return {static_cast<std::uint8_t>(sign | kLargest)};
     }
-    if (magnitude == 0) {  // It has no exponent.
+    if (magnitude == 0) {
       return {sign};
     }
     int exponent = 0;

@@ -123,6 +123,9 @@ std::optional<Functor> find_by_type(const std::string& name, const ElementType* 
   if (ends_with(name, "::CUDAFunctorOnOther_add")) {
     return find_add(type, Addend::kOtherIsArgument);
   }
+  if (ends_with(name, "::ConvertToFloat8E4M3fnOp")) {
+    return conversion(type, find_element("c10::Float8_e4m3fn"));
+  }
   if (ends_with(name, "::AbsFunctor")) {
     return stateless(type, {type}, [](const Value* arguments) {
       return arguments[0].is_integer ? Value::of(std::abs(arguments[0].integer))
@@ -148,6 +151,9 @@ std::optional<Functor> find_direct_copy(const std::string& name) {
 std::optional<Functor> find_functor(const std::string& name) {
   if (auto found = find_direct_copy(name)) {
     return found;
+  }
+  if (name == "at::native::ConvertFloatToFloat8E5M2Op") {
+    return conversion(find_element("float"), find_element("c10::Float8_e5m2"));
   }
   const std::optional<TemplateName> parsed = parse_template(name);
   if (!parsed) {

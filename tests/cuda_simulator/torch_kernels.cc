@@ -4,8 +4,10 @@
 //   unrolled_elementwise_kernel(N, functor, addresses, offsets, offset, loader, storer)
 //   elementwise_kernel(N, closure of offset calculator, addresses and functor), for strided tensors
 #include <array>
+#include <chrono>
 #include <cstring>
 #include <memory>
+#include <thread>
 
 #include "kernels.h"
 #include "template_name.h"
@@ -199,9 +201,25 @@ HostKernel find_strided(const TemplateName& parsed) {
   };
 }
 
+// spin_kernel(cycles), which is torch.cuda._sleep: at the clock rate that the device claims to
+// have.
+HostKernel find_spin(const std::string& name) {
+  if (name != "at::cuda::(anonymous namespace)::spin_kernel(long)") {
+    return nullptr;
+  }
+  constexpr double kCyclesPerMicrosecond = 1980;
+  return [](const Launch& launch) {
+    const auto us = static_cast<double>(launch.argument<std::int64_t>(0)) / kCyclesPerMicrosecond;
+    return [us] { std::this_thread::sleep_for(std::chrono::duration<double, std::micro>(us)); };
+  };
+}
+
 }  // namespace
 
 HostKernel find_torch_kernel(const std::string& name) {
+  if (HostKernel spin = find_spin(name)) {
+    return spin;
+  }
   const auto parsed = parse_template(name);
   if (!parsed) {
     return nullptr;

@@ -15,6 +15,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import harness
+from cuda_simulator import CudaSimulator, library
 
 SHM = Path("/dev/shm")
 
@@ -63,6 +64,12 @@ def nothing_left_behind() -> Iterator[None]:
     if harness.on_gloo():
         new = {name for name in new if "horon" in name.lower()}
     assert not new, f"left in /dev/shm: {sorted(new)}"
+
+
+@pytest.fixture(scope="session")
+def cuda_simulator() -> CudaSimulator:
+    """The simulated GPU, built if need be; skips where it cannot be."""
+    return CudaSimulator(library())
 
 
 @pytest.fixture

@@ -75,9 +75,9 @@ class Outcome:
 
 
 class Zygote:
-    """Our end of the fork server."""
+    """Our end of the fork server. `preload` is a library that the loader puts in front of all others."""
 
-    def __init__(self) -> None:
+    def __init__(self, preload: str = "") -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="horon-tests-"))
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         environment = dict(os.environ)
@@ -85,6 +85,8 @@ class Zygote:
             environment[name] = "1"  # A forked process must not miss threads that its parent had.
         if sys.platform == "linux":
             environment.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        if preload:
+            environment["LD_PRELOAD"] = " ".join(filter(None, [preload, environment.get("LD_PRELOAD")]))
         command = [sys.executable, str(HERE / "zygote.py"), "--serve", str(theirs.fileno())]
         self.environment = environment
         self.process = subprocess.Popen(command, pass_fds=[theirs.fileno()], env=environment)
@@ -165,28 +167,27 @@ class Child:
         return text.decode(errors="replace")
 
 
-_zygote: Zygote | None = None
+_zygotes: dict[str, Zygote] = {}
+"""By the library that they preload."""
 _pool: list[Child] = []
 _job_numbers = itertools.count()
 
 
-def the_zygote() -> Zygote:
-    """The session's fork server, started when first needed."""
-    global _zygote
-    if _zygote is None:
-        _zygote = Zygote()
-    return _zygote
+def the_zygote(preload: str = "") -> Zygote:
+    """The session's fork server, started when first needed; one for each library that is preloaded."""
+    if preload not in _zygotes:
+        _zygotes[preload] = Zygote(preload)
+    return _zygotes[preload]
 
 
 def close_session() -> None:
-    """Ends the pool and the zygote. The session's fixture calls it."""
-    global _zygote
+    """Ends the pool and the zygotes. The session's fixture calls it."""
     for child in _pool:
         child.connection.close()
     _pool.clear()
-    if _zygote is not None:
-        _zygote.close()
-        _zygote = None
+    for zygote_ in _zygotes.values():
+        zygote_.close()
+    _zygotes.clear()
 
 
 def _job(fn: Callable[..., Any], rank: int, world_size: int, args: tuple[Any, ...], **more: Any) -> dict[str, Any]:
@@ -298,14 +299,15 @@ def run_fresh_processes(
     env: dict[str, str] | None = None,
     group_timeout_s: float = 50,
     executed: bool = False,
+    preload: str = "",
 ) -> list[Outcome]:
     """Runs `fn(rank, world_size, *args)` in new processes and returns how each ended; raises nothing itself.
 
     The group, if `init`, is not destroyed afterwards: the function does that, or does not. With `executed`, processes
     are started from the executable instead of being forked, so that variables read while torch is imported take
-    effect; they are slower to start and have no result.
+    effect; they are slower to start and have no result. `preload` is a library that all of them preload.
     """
-    server = the_zygote()
+    server = the_zygote(preload)
     store = server.new_store()
     common = {
         "env": env or {},
