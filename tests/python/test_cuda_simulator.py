@@ -6,7 +6,11 @@ Streams, events and memory by torch's own interface; NCCL under PyTorch's own ba
 from __future__ import annotations
 
 import ctypes
+import re
+import shutil
+import subprocess
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -19,6 +23,27 @@ from torch.distributed import ReduceOp
 def sleep_on_device(ms: float) -> None:
     """Keeps the current stream busy."""
     torch.cuda._sleep(int(ms * 1.98e6))  # cycles at the simulated device's clock rate
+
+
+# ---- the library ----
+
+
+def symbols(library: Path, which: str) -> set[str]:
+    """Names in a library's dynamic symbol table, without versions: "--defined-only" or "--undefined-only"."""
+    output = subprocess.run(["nm", "-D", which, str(library)], capture_output=True, text=True, check=True).stdout
+    return {line.split()[-1].split("@")[0] for line in output.splitlines()}
+
+
+@pytest.mark.skipif(shutil.which("nm") is None, reason="needs nm")
+def test_nothing_that_torch_calls_reaches_the_real_libraries(cuda_simulator: CudaSimulator) -> None:
+    ours = symbols(cuda_simulator.library, "--defined-only")
+    folder = Path(torch.__file__).parent / "lib"
+    missing = {}
+    for name in ("libc10_cuda.so", "libtorch_cuda.so", "libtorch_python.so", "libtorch_cpu.so", "libcaffe2_nvrtc.so"):
+        pattern = r"cu[A-Z]" if "nvrtc" in name else r"__cuda[A-Z]|cuda[A-Z]|nccl[A-Z]"
+        wanted = {symbol for symbol in symbols(folder / name, "--undefined-only") if re.match(pattern, symbol)}
+        missing[name] = sorted(wanted - ours)
+    assert not any(missing.values()), missing
 
 
 # ---- memory and copies ----
