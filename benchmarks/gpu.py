@@ -14,6 +14,7 @@ of a table live in the same processes and take turns, in an order that rotates; 
     direct       all_reduce(async_op=True) of each tensor, then wait() of each
     synchronous  all_reduce of each tensor
     coalesced    one coalescing manager around all of them; horon fuses what gains by it
+    one call     allreduce_coalesced of all of them, which needs no Python for each tensor
     bucketed     copied into buckets of 25 MiB, reduced, and copied back, as DDP does
     named        hvd.allreduce_async_ of each tensor, then synchronize
     DistributedOptimizer  gradients from autograd; "accumulation alone" is the same without communication
@@ -23,6 +24,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import time
@@ -51,6 +53,8 @@ def why_not() -> str | None:
         return f"torch {torch.__version__} is not a CUDA build"
     if torch.cuda.device_count() == 0:
         return "there is no GPU"
+    if "simulator" in os.environ.get("LD_PRELOAD", ""):
+        return "the GPU is simulated"
     from horon import _C
 
     return None if _C.has_gpu_parts() else "this build of horon has no GPU parts (see docs/gpu.md)"
@@ -108,16 +112,14 @@ def _timed(name: str, job: Any, n_ranks: int) -> Any:
 
 
 def fit_cost(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Measures the constants at each number of ranks, and both kinds of communicators in processes that alternate."""
+    """Measures the constants, and both kinds of communicators, at each number of ranks."""
     import gpu_fit
     import gpu_ranks
 
     costs = [_timed("costs", gpu_ranks.Job(gpu_fit.costs, (arguments.rounds,)), n) for n in arguments.ranks]
     cells: list[Cell] = []
     for n_ranks in arguments.ranks:
-        for kind in ("blocking", "non-blocking"):
-            cells += _timed(f"{kind} communicators", gpu_fit.job_of(kind, arguments.rounds), n_ranks)
-    cells.sort(key=lambda cell: (cell.n_ranks, cell.table, cell.contender.split(", ")[1]))
+        cells += _timed("communicators", gpu_ranks.Job(gpu_fit.communicators, (arguments.rounds,)), n_ranks)
     plain = [{**one, "cells": [asdict(cell) for cell in one["cells"]]} for one in costs]
     return {"costs": plain, "communicators": [asdict(cell) for cell in cells]}
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
-import gpu_ranks
 import gpu_timing
 import torch
 import torch.distributed as dist
@@ -71,20 +71,19 @@ def _slope(x: list[int], y: list[float]) -> float:
     return covariance / sum((a - mean_x) ** 2 for a in x)
 
 
-def communicators(rank: int, n_ranks: int, rounds: int, kind: str) -> list[Cell]:
-    """Times horon with the kind of communicators that HORON_NCCL_BLOCKING has chosen for this process."""
-    group: Any = dist.new_group(backend="horon")
+def communicators(rank: int, n_ranks: int, rounds: int) -> list[Cell]:
+    """Times horon with blocking and with non-blocking communicators, which a group makes at its first operation."""
+    groups: dict[str, Any] = {}
+    for kind, value in (("blocking", "1"), ("non-blocking", "0")):
+        os.environ["HORON_NCCL_BLOCKING"] = value
+        groups[kind] = dist.new_group(backend="horon")
+        dist.all_reduce(torch.ones(1, device="cuda"), group=groups[kind])
     cells: list[Cell] = []
     for workload in WORKLOADS:
         contenders = []
         for way, call in (("direct", direct), ("coalesced", coalesced)):
-            tensors = [torch.zeros(shape, device="cuda") for shape in workload.shapes]
-            contenders.append(on_tensors(f"{kind}, {way}", workload, tensors, group, call))
+            for kind, group in groups.items():
+                tensors = [torch.zeros(shape, device="cuda") for shape in workload.shapes]
+                contenders.append(on_tensors(f"{way}, {kind}", workload, tensors, group, call))
         cells += gpu_timing.cells(workload.name, contenders, gpu_timing.take_turns(contenders, rounds))
     return cells
-
-
-def job_of(kind: str, rounds: int) -> gpu_ranks.Job:
-    """Returns the job that runs `communicators` with blocking or non-blocking ones."""
-    variables = (("HORON_NCCL_BLOCKING", "1" if kind == "blocking" else "0"),)
-    return gpu_ranks.Job(communicators, (rounds, kind), variables)

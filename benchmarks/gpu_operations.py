@@ -34,7 +34,7 @@ def measure(rank: int, n_ranks: int, rounds: int) -> list[Cell]:
 def _contenders(workload: Workload, groups: dict[str, dist.ProcessGroup], hvd: Any) -> list[Contender]:
     contenders: list[Contender] = []
     for backend, group in groups.items():
-        ways = {"direct": direct, "synchronous": _synchronous, "coalesced": coalesced}
+        ways = {"direct": direct, "synchronous": _synchronous, "coalesced": coalesced, "one call": _one_call}
         for way, call in ways.items():
             tensors = [torch.zeros(shape, device="cuda") for shape in workload.shapes]
             contenders.append(on_tensors(f"{backend} {way}", workload, tensors, group, call))
@@ -93,6 +93,11 @@ def coalesced(tensors: list[torch.Tensor], group: dist.ProcessGroup) -> None:
         for tensor in tensors:
             dist.all_reduce(tensor, group=group)
     manager.wait()
+
+
+def _one_call(tensors: list[torch.Tensor], group: dist.ProcessGroup) -> None:
+    options = dist.distributed_c10d.AllreduceCoalescedOptions()
+    group.allreduce_coalesced(tensors, options).wait()
 
 
 def _bucketed(name: str, workload: Workload, group: dist.ProcessGroup) -> Contender:

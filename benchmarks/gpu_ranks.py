@@ -17,11 +17,10 @@ _TORCH_WITH_NCCL2 = (2, 15)
 
 @dataclass(frozen=True)
 class Job:
-    """What a rank runs: `function(rank, n_ranks, *arguments)`, with variables that are set before CUDA is touched."""
+    """What a rank runs: `function(rank, n_ranks, *arguments)`."""
 
     function: Callable[..., Any]
     arguments: tuple[Any, ...] = ()
-    variables: tuple[tuple[str, str], ...] = ()
 
 
 def run(job: Job, n_ranks: int, timeout_seconds: float) -> Any:
@@ -31,7 +30,6 @@ def run(job: Job, n_ranks: int, timeout_seconds: float) -> Any:
 
 def _on_rank(rank: int, n_ranks: int, job: Job) -> Any:
     os.environ.update(environment_of(rank))
-    os.environ.update(job.variables)
     torch.cuda.set_device(0)
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
     torch.backends.cudnn.benchmark = True

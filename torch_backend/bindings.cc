@@ -76,6 +76,10 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
           "eager_bytes", [](const BackendOptions& self) { return self.engine.eager_bytes; },
           [](BackendOptions& self, std::size_t value) { self.engine.eager_bytes = value; })
       .def_property(
+          "cuda_batch_bytes",
+          [](const BackendOptions& self) { return self.engine.cuda_batch_bytes; },
+          [](BackendOptions& self, std::size_t value) { self.engine.cuda_batch_bytes = value; })
+      .def_property(
           "host_id", [](const BackendOptions& self) { return self.engine.host_id; },
           [](BackendOptions& self, std::string value) { self.engine.host_id = std::move(value); })
       .def_property(

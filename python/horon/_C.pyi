@@ -17,6 +17,7 @@ class Options:
     buffer_bytes: int
     ring_bytes: int
     eager_bytes: int
+    cuda_batch_bytes: int
     host_id: str
     global_ranks_in_group: list[int]
     group_name: str

@@ -81,12 +81,14 @@ void Communicator::abort() {
 }
 
 ncclResult_t Communicator::state() {
-  if (settings().reports_remote_errors && mesh_.has_lost_peer()) {
-    return fail(ncclRemoteError, "a remote process exited");
-  }
-  const std::lock_guard lock(mutex_);
+  std::unique_lock lock(mutex_);
   if (error_ != ncclSuccess) {
     return error_;
+  }
+  // NCCL looks at its connections while they are in use.
+  if (settings().reports_remote_errors && is_running_ && mesh_.has_lost_peer()) {
+    lock.unlock();
+    return fail(ncclRemoteError, "a remote process exited or closed its communicator");
   }
   return is_in_progress_ ? ncclInProgress : ncclSuccess;
 }

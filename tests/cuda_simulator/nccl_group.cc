@@ -17,7 +17,8 @@ constexpr std::uint64_t kMaxJobDelayUs = 500;
 
 // What one group does to one communicator.
 struct Part {
-  ncclComm_t comm;
+  ncclComm_t comm;  // may be gone when a job is carried out
+  std::shared_ptr<Communicator> communicator;
   std::vector<Operation> operations;
   std::vector<std::function<ncclResult_t()>> steps;
 };
@@ -33,7 +34,7 @@ struct Group {
         return part;
       }
     }
-    return parts.emplace_back(Part{comm, {}, {}});
+    return parts.emplace_back(Part{comm, comm->communicator, {}, {}});
   }
 };
 
@@ -72,7 +73,7 @@ ncclResult_t carry_out(const std::vector<Part>& parts) {
   }
   for (const Part& part : parts) {
     if (!part.operations.empty()) {
-      part.comm->communicator->launch(part.operations);
+      part.communicator->launch(part.operations);
     }
   }
   const auto failed = std::find_if(results.begin(), results.end(),
@@ -95,11 +96,11 @@ ncclResult_t start_job(std::vector<Part> parts) {
   if (owner->job.joinable()) {
     owner->job.join();
   }
-  owner->job = quiet_thread([parts = std::move(parts), communicators, delay_us] {
+  owner->job = quiet_thread([parts = std::move(parts), delay_us] {
     std::this_thread::sleep_for(std::chrono::microseconds(delay_us));
     carry_out(parts);
-    for (const auto& communicator : communicators) {
-      communicator->set_in_progress(false);
+    for (const Part& part : parts) {
+      part.communicator->set_in_progress(false);
     }
   });
   return ncclInProgress;
@@ -167,7 +168,7 @@ ncclResult_t end_group() {
                                      [](const Part& part) { return !part.steps.empty(); });
   const bool is_blocking =
       std::all_of(ended.parts.begin(), ended.parts.end(),
-                  [](const Part& part) { return part.comm->communicator->is_blocking(); });
+                  [](const Part& part) { return part.communicator->is_blocking(); });
   if (is_blocking || (!has_steps && Handles::get().draw(4) == 0)) {
     return carry_out(ended.parts);
   }

@@ -12,16 +12,21 @@
 namespace horon::simulator {
 namespace {
 
-// Names of communicators that are made from others: 64 bits of FNV-1a, twice.
+// 64 bits of FNV-1a.
+std::uint64_t hash_of(std::uint64_t hash, const std::string& text) {
+  for (const char c : text) {
+    hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3;
+  }
+  return hash;
+}
+
+// Of a communicator that is made from another one; of a length that does not grow.
 std::string name_of_child(const std::string& parent, const std::string& difference) {
   std::string name;
-  for (const char* salt : {"a", "b"}) {
-    std::uint64_t hash = 0xcbf29ce484222325;
-    for (const char c : salt + parent + "/" + difference) {
-      hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3;
-    }
+  for (const std::uint64_t start : {0xcbf29ce484222325, 0x84222325cbf29ce4}) {
     char text[17];
-    std::snprintf(text, sizeof text, "%016llx", static_cast<unsigned long long>(hash));
+    std::snprintf(text, sizeof text, "%016llx",
+                  static_cast<unsigned long long>(hash_of(hash_of(start, parent), difference)));
     name += text;
   }
   return name;

@@ -7,7 +7,8 @@ Several ranks on one GPU: NCCL takes GPUs of one bus id on one host for the same
 NCCL_HOSTID of its own and NCCL goes over sockets; from NCCL 2.30 on NCCL_MULTI_RANK_GPU_ENABLE=1 allows it.
 
 Variables: HORON_GPU_TESTS_BACKEND (set by --backend; "horon", or "nccl" to check the tests themselves),
-HORON_GPU_TESTS_ON_SIMULATOR=1 (runs on the simulated CUDA of tests/cuda_simulator; what needs true kernels is skipped), HORON_GPU_TESTS_SPARES (processes in reserve).
+HORON_GPU_TESTS_ON_SIMULATOR=1 (on the simulated CUDA of tests/cuda_simulator; what needs true kernels is skipped),
+HORON_GPU_TESTS_SPARES (processes in reserve).
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from datetime import timedelta
 
 import pytest
 import torch
@@ -116,7 +117,7 @@ def test_killed_peer_in_a_named_operation() -> None:
 def _timeout(rank: int, n: int) -> None:
     _sum_is_right(rank, n)
     if rank == 1:
-        store().wait(["over"])
+        store().wait(["over"], timedelta(seconds=40))
     else:
         message = expect_error(lambda: _until_it_fails(lambda: _start("all_reduce", rank, n), 20), within_s=20)
         assert "all_reduce" in message.lower() or "allreduce" in message.lower(), message

@@ -92,7 +92,6 @@ def _compression(rank: int, size: int) -> None:
             torch.testing.assert_close(on_cpu(found), mean, rtol=2e-2, atol=3e-2)
 
 
-@pytest.mark.needs_kernels
 @pytest.mark.parametrize("n", [1, 2])
 def test_compression(n: int) -> None:
     run_ranks(_compression, n)
@@ -307,7 +306,6 @@ def _poll_behind_a_kernel(rank: int, size: int) -> None:
         hvd.synchronize(handle)
 
 
-@pytest.mark.needs_kernels
 @pytest.mark.parametrize("n", [1, 2])
 def test_poll_waits_for_the_gpu(n: int) -> None:
     run_ranks(_poll_behind_a_kernel, n)
@@ -388,7 +386,6 @@ def _gradients(rank: int, size: int) -> None:
         assert on_cpu(y.grad).tolist() == [[2.0] * 3] * 2  # Averaged, as in Horovod.
 
 
-@pytest.mark.needs_kernels
 @pytest.mark.parametrize("n", [1, 2])
 def test_gradients_of_operations(n: int) -> None:
     run_ranks(_gradients, n)

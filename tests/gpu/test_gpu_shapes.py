@@ -74,7 +74,6 @@ def _non_contiguous(rank: int, n: int) -> None:
     cases.check()
 
 
-@pytest.mark.needs_kernels
 @pytest.mark.horon_only
 @pytest.mark.parametrize("n", [1, 2])
 def test_non_contiguous(n: int) -> None:

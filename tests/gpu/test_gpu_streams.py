@@ -189,7 +189,6 @@ def _does_not_block_behind_kernels(rank: int, n: int) -> None:
         assert (on_cpu(tensor) == n * (n + 1)).all()
 
 
-@pytest.mark.needs_kernels
 @pytest.mark.parametrize("n", [1, 2])
 def test_wait_does_not_block_behind_a_long_kernel(n: int) -> None:
     run_ranks(_does_not_block_behind_kernels, n)
@@ -208,7 +207,6 @@ def _barrier(rank: int, n: int) -> None:
     assert event.query(), "the asynchronous barrier's wait() did not wait for the GPU"
 
 
-@pytest.mark.needs_kernels
 @pytest.mark.parametrize("n", [1, 2])
 def test_barrier_waits_for_the_gpu(n: int) -> None:
     run_ranks(_barrier, n)
@@ -268,7 +266,6 @@ def _callback_computes(rank: int, n: int) -> None:
     assert (on_cpu(halved) == n + 1).all()
 
 
-@pytest.mark.needs_kernels
 @pytest.mark.parametrize("n", [1, 2])
 def test_callbacks_that_launch_kernels(n: int) -> None:
     run_ranks(_callback_computes, n)
@@ -290,7 +287,6 @@ def _mixed_streams_long(rank: int, n: int) -> None:
             assert (on_cpu(x) == total).all(), turn
 
 
-@pytest.mark.needs_kernels
 @pytest.mark.parametrize("n", [1, 2, 4])
 def test_kernels_before_and_after(n: int) -> None:
     run_ranks(_mixed_streams_long, n)

@@ -5,14 +5,19 @@ Streams, events and memory by torch's own interface; NCCL under PyTorch's own ba
 
 from __future__ import annotations
 
+import ctypes
+import time
+
 import pytest
+import torch
+import torch.distributed as dist
 from cuda_simulator import CudaSimulator
+from harness import Cases
+from torch.distributed import ReduceOp
 
 
 def sleep_on_device(ms: float) -> None:
     """Keeps the current stream busy."""
-    import torch
-
     torch.cuda._sleep(int(ms * 1.98e6))  # cycles at the simulated device's clock rate
 
 
@@ -20,8 +25,6 @@ def sleep_on_device(ms: float) -> None:
 
 
 def copies(rank: int, world_size: int) -> None:
-    import torch
-
     for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.uint8, torch.bool):
         for count in (0, 1, 7, 100_003):
             tensor = torch.arange(count).to(dtype)
@@ -36,8 +39,6 @@ def test_copies(cuda_simulator: CudaSimulator) -> None:
 
 
 def devices(rank: int, world_size: int) -> list[int]:
-    import torch
-
     assert torch.cuda.is_available()
     for index in range(torch.cuda.device_count()):
         tensor = torch.full((3,), float(index), device=f"cuda:{index}")
@@ -55,8 +56,6 @@ def test_devices(cuda_simulator: CudaSimulator) -> None:
 
 
 def no_devices(rank: int, world_size: int) -> None:
-    import torch
-
     assert not torch.cuda.is_available()
     with pytest.raises(RuntimeError, match=r"No CUDA GPUs|no CUDA-capable device"):
         torch.zeros(1, device="cuda")
@@ -67,10 +66,6 @@ def test_no_devices(cuda_simulator: CudaSimulator) -> None:
 
 
 def poison(rank: int, world_size: int) -> None:
-    import ctypes
-
-    import torch
-
     fresh = torch.empty(1000, device="cuda")
     assert fresh.cpu().isnan().all()
     fresh.fill_(1)
@@ -92,8 +87,6 @@ def test_memory_that_is_fresh_or_was_freed_is_poisoned(cuda_simulator: CudaSimul
 
 
 def out_of_memory(rank: int, world_size: int) -> None:
-    import torch
-
     kept = torch.empty(40 << 20, dtype=torch.uint8, device="cuda")
     with pytest.raises(torch.cuda.OutOfMemoryError):
         torch.empty(40 << 20, dtype=torch.uint8, device="cuda")
@@ -109,10 +102,6 @@ def test_out_of_memory(cuda_simulator: CudaSimulator) -> None:
 
 
 def asynchronous(rank: int, world_size: int) -> None:
-    import time
-
-    import torch
-
     torch.zeros(1, device="cuda")
     torch.cuda.synchronize()
     source = torch.ones(1000).pin_memory()
@@ -143,8 +132,6 @@ def test_streams_are_asynchronous(cuda_simulator: CudaSimulator) -> None:
 
 
 def events(rank: int, world_size: int) -> None:
-    import torch
-
     never = torch.cuda.Event()
     assert never.query()
     never.synchronize()
@@ -171,8 +158,6 @@ def test_events(cuda_simulator: CudaSimulator) -> None:
 
 
 def event_times(rank: int, world_size: int) -> None:
-    import torch
-
     begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     begin.record()
     sleep_on_device(100)
@@ -188,8 +173,6 @@ def test_event_times(cuda_simulator: CudaSimulator) -> None:
 
 
 def unordered(rank: int, world_size: int, waits: bool) -> float:
-    import torch
-
     side = torch.cuda.Stream()
     data = torch.zeros(1000, device="cuda")
     torch.cuda.synchronize()
@@ -207,8 +190,6 @@ def test_a_missing_wait_is_wrong_data(cuda_simulator: CudaSimulator) -> None:
 
 
 def ordered_with_delays(rank: int, world_size: int) -> None:
-    import torch
-
     streams = [torch.cuda.Stream() for _ in range(4)]
     data = torch.zeros(100, device="cuda")
     for i in range(60):
@@ -229,10 +210,6 @@ def test_order_holds_under_delays(cuda_simulator: CudaSimulator) -> None:
 
 def legacy_stream(rank: int, world_size: int) -> None:
     """Torch's own streams do not take part in this, so CUDA is called directly."""
-    import ctypes
-
-    import torch
-
     cuda = ctypes.CDLL(None)
     torch.zeros(1, device="cuda")
     torch.cuda.synchronize()
@@ -275,8 +252,6 @@ def test_legacy_default_stream(cuda_simulator: CudaSimulator) -> None:
 
 
 def capture(rank: int, world_size: int) -> None:
-    import torch
-
     assert not torch.cuda.is_current_stream_capturing()
     with pytest.raises(RuntimeError, match="not supported"), torch.cuda.graph(torch.cuda.CUDAGraph()):
         pass
@@ -290,9 +265,6 @@ def test_capture_is_refused(cuda_simulator: CudaSimulator) -> None:
 
 
 def kernels(rank: int, world_size: int) -> None:
-    import torch
-    from harness import Cases
-
     cases = Cases()
     integers = [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8]
     floats = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
@@ -340,9 +312,54 @@ def test_kernels(cuda_simulator: CudaSimulator) -> None:
     cuda_simulator.run(kernels)
 
 
-def unknown_kernel(rank: int, world_size: int) -> None:
-    import torch
+class PackTable(ctypes.Structure):
+    """csrc/cuda/pack_table.h: PackTable<127>, with one part."""
 
+    _fields_ = (
+        ("factor", ctypes.c_double),
+        ("n_parts", ctypes.c_uint32),
+        ("n_grains", ctypes.c_uint32),
+        ("grains_per_block", ctypes.c_uint32),
+        ("padding", ctypes.c_uint32),
+        ("source", ctypes.c_uint64),
+        ("destination", ctypes.c_uint64),
+        ("elements", ctypes.c_uint64),
+        ("first_grain", ctypes.c_uint32),
+        ("conversion", ctypes.c_uint8),
+        ("access_bytes", ctypes.c_uint8),
+        ("more_parts", ctypes.c_uint8 * (126 * 32 + 2)),
+    )
+
+
+def pack_kernel(rank: int, world_size: int) -> None:
+    """Launched as nvcc's code does it, so that no nvcc is needed."""
+    cuda = ctypes.CDLL(None)
+    # As nvcc names horon::(anonymous namespace)::pack_kernel<127u>(horon::PackTable<127u>).
+    name = b"_ZN5horon48_GLOBAL__N__080efebe_15_pack_kernels_cu_e563850111pack_kernelILj127EEEvNS_9PackTableIXT_EEE"
+    stub = ctypes.create_string_buffer(1)
+    cuda.__getattr__("__cudaRegisterFunction")(None, stub, None, name, -1, None, None, None, None, None)
+    count, float32_to_bfloat16 = 1001, 6
+    source, target = torch.randn(count).to("cuda"), torch.zeros(count, dtype=torch.bfloat16, device="cuda")
+    table = PackTable(0.5, 1, 251, 100, 0, source.data_ptr(), target.data_ptr(), count, 0, float32_to_bfloat16, 4)
+    arguments = (ctypes.c_void_p * 1)(ctypes.addressof(table))
+    dim3 = ctypes.c_uint32 * 3
+
+    class Size(ctypes.Structure):
+        _fields_ = (("xyz", dim3),)
+
+    launch = cuda.cudaLaunchKernel
+    launch.argtypes = (ctypes.c_void_p, Size, Size, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
+    sleep_on_device(20)
+    assert launch(ctypes.addressof(stub), Size(dim3(3, 1, 1)), Size(dim3(256, 1, 1)), arguments, 0, None) == 0
+    table.factor = 100  # arguments are copied by the launch
+    assert torch.equal(target.cpu(), (source.cpu() * 0.5).to(torch.bfloat16))
+
+
+def test_pack_kernel(cuda_simulator: CudaSimulator) -> None:
+    cuda_simulator.run(pack_kernel)
+
+
+def unknown_kernel(rank: int, world_size: int) -> None:
     torch.zeros(5, device="cuda").cumsum(0)
     torch.cuda.synchronize()
 
@@ -359,11 +376,6 @@ def test_unknown_kernel_ends_the_process(cuda_simulator: CudaSimulator) -> None:
 
 
 def torch_collectives(rank: int, world_size: int) -> None:
-    import torch
-    import torch.distributed as dist
-    from harness import Cases
-    from torch.distributed import ReduceOp
-
     cases = Cases()
     n, everyone = world_size, range(world_size)
 
