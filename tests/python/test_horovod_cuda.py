@@ -92,6 +92,15 @@ def _streams(rank: int, size: int) -> None:
                 hvd.synchronize(hvd.allgather_async(_full(n, -3).to("cuda"), name="h"))
                 other.synchronize()
                 assert torch.equal(result, torch.cat([_full(n, turn + r) for r in range(size)]))
+            with cases(f"of two that go together, the second is ready late {turn}"):
+                first, second = _full(n, turn).to("cuda"), torch.empty(n, device="cuda")
+                torch.cuda.synchronize()
+                early = hvd.allreduce_async_(first, name="early")
+                _busy(10)
+                second.copy_(source, non_blocking=True)
+                late = hvd.allreduce_async_(second, name="late")
+                assert torch.equal(hvd.synchronize(early).cpu(), _full(n, turn))
+                assert torch.equal(hvd.synchronize(late).cpu(), expected)
         cases.check()
 
 
@@ -138,7 +147,11 @@ def _fused(rank: int, size: int) -> None:
                 for op in (hvd.Average, hvd.Sum):
                     with cases(f"{dtype} {how} {op}"):
                         order = random.Random(rank).sample(range(120), 120)
-                        mine = {i: torch.full((i * 7 % 300 + 1,), i % 5 + rank).to(dtype).to("cuda") for i in order}
+                        # Ready late, and in another order than the batches'.
+                        sources = {
+                            i: torch.full((i * 7 % 300 + 1,), i % 5 + rank).to(dtype).pin_memory() for i in order
+                        }
+                        mine = {i: source.to("cuda", non_blocking=True) for i, source in sources.items()}
                         handles = {i: hvd.allreduce_async_(mine[i], op=op, name=f"f{i}", **how) for i in order}
                         for i, handle in handles.items():
                             hvd.synchronize(handle)
@@ -446,12 +459,16 @@ def _two_streams(rank: int, size: int) -> None:
     import torch
 
     with horovod() as hvd:
+        streams = [torch.cuda.Stream(), torch.cuda.Stream()]
         parameters = [torch.zeros(2000, device="cuda", requires_grad=True) for _ in range(8)]
+        kept = []
+        for i, parameter in enumerate(parameters):
+            with torch.cuda.stream(streams[i % 2]):
+                kept.append(parameter.view_as(parameter))  # gradients are accumulated on the stream of the first use
         optimizer = hvd.DistributedOptimizer(
             torch.optim.SGD(parameters, lr=1.0, foreach=False),
             named_parameters=[(f"p{i}", p) for i, p in enumerate(parameters)],
         )
-        streams = [torch.cuda.Stream(), torch.cuda.Stream()]
         torch.cuda.synchronize()
         for step in range(4):
             optimizer.zero_grad()
@@ -465,7 +482,7 @@ def _two_streams(rank: int, size: int) -> None:
             torch.autograd.backward(losses, gradients)
             optimizer.synchronize()
             for i, parameter in enumerate(parameters):
-                assert torch.equal(parameter.grad.cpu(), _expected((2000,), i, step, size))
+                assert torch.equal(parameter.grad.cpu(), _expected((2000,), i, step, size)), (i, step)
             with optimizer.skip_synchronize():
                 optimizer.step()
 

@@ -17,6 +17,9 @@
 namespace horon::torch_backend {
 namespace {
 
+// Where this many batches are under way, run() looks whether some have come.
+constexpr std::size_t kManyPending = 64;
+
 // How long a shutdown waits for the GPU, and then for NCCL.
 constexpr std::chrono::seconds kShutdownPatience{3};
 
@@ -104,6 +107,9 @@ void CudaBatches::run(const DeviceBatch& batch, const WaitContext& context) {
   CudaLane& lane = this->lane(context);
   const c10::cuda::CUDAStreamGuard guard(lane.stream());
   const std::string operation = describe(*batch.tensors.front().request);
+  if (pending_.size() >= kManyPending) {
+    forget_what_came();
+  }
   await_inputs(batch, lane.stream());
   // Also where queueing ends half-way: what was queued uses the tensors.
   const auto mark_done = [&] {
@@ -150,14 +156,18 @@ void CudaBatches::queue(const DeviceBatch& batch, CudaLane& lane, const std::str
   launch_pack(plan.after, stream);
 }
 
+void CudaBatches::forget_what_came() {
+  while (!pending_.empty() && (*pending_.front().done)->is_done()) {
+    pending_.pop_front();
+  }
+}
+
 std::string CudaBatches::check() {
   if (pending_.empty()) {
     return "";
   }
   const UncapturedScope uncaptured;
-  while (!pending_.empty() && (*pending_.front().done)->is_done()) {
-    pending_.pop_front();
-  }
+  forget_what_came();
   if (pending_.empty()) {
     return "";
   }

@@ -37,6 +37,7 @@ class CudaBatches final : public DeviceBatches {
   };
 
   CudaLane& lane(const WaitContext& context);
+  void forget_what_came();
   void queue(const DeviceBatch& batch, CudaLane& lane, const std::string& operation,
              const WaitContext& context);
 
