@@ -91,9 +91,8 @@ CudaLane& CudaBatches::lane(const WaitContext& context) {
     }
   }
   const c10::DeviceIndex device = state_->device_of(set_);
-  std::shared_ptr<CudaLane> made =
-      CudaLane::connect(store_, concat("named.", set_), rank_, n_ranks_, device, context.deadline,
-                        state_->stream());
+  std::shared_ptr<CudaLane> made = CudaLane::connect(
+      store_, concat("named.", set_), rank_, n_ranks_, device, context.deadline, state_->stream());
   const std::lock_guard lock(mutex_);
   if (!aborted_.empty()) {
     throw GroupError(aborted_);  // and the communicator goes

@@ -40,9 +40,7 @@ class WithCuda final : public NamedCuda {
         CudaSide{state_, state_->mark(stream), std::move(devices), nullptr, false});
   }
 
-  void run_on(const c10::Stream& stream) override {
-    state_->run_on(c10::cuda::CUDAStream(stream));
-  }
+  void run_on(const c10::Stream& stream) override { state_->run_on(c10::cuda::CUDAStream(stream)); }
 
   void set_default_device(int device) override {
     state_->set_default_device(static_cast<c10::DeviceIndex>(std::max(device, 0)));
