@@ -232,7 +232,7 @@ void NamedEngine::remove_set(int id) {
   cache_.forget(id);
   const auto found = executors_.find(id);
   if (found != executors_.end()) {
-    found->second->lane().shutdown();
+    shut_down(found->second->lane());
     executors_.erase(found);
   }
 }

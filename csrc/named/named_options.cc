@@ -54,6 +54,7 @@ constexpr Knob kWithoutMeaning[] = {
     {"CONTROLLER", "there is one implementation"},
     {"NUM_NCCL_STREAMS", "each process set has one stream"},
     {"BATCH_D2D_MEMCOPIES", "the tensors of a batch are always packed by one kernel"},
+    {"ENABLE_ASYNC_COMPLETION", "the host never waits for a GPU"},
 };
 
 }  // namespace

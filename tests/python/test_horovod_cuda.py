@@ -376,6 +376,33 @@ def test_shutdown_with_work_in_flight(cuda_simulator: CudaSimulator) -> None:
     _run(cuda_simulator, _left_behind, 2)
 
 
+def _leaves_early(rank: int, size: int) -> None:
+    """A rank shuts down while its GPU has much to do: the others' GPUs, which wait for it, are released."""
+    import horon.torch as hvd
+    import torch
+
+    hvd.init()
+    x = torch.ones(1000).to("cuda")
+    hvd.allreduce(x, name="connects")
+    torch.cuda.synchronize()
+    if rank == 1:
+        _busy(30_000)
+    hvd.allreduce_(x, name="last")
+    if rank == 1:
+        hvd.shutdown()
+        os._exit(0)
+    start_s = time.monotonic()
+    torch.cuda.synchronize()
+    assert time.monotonic() - start_s < 15
+    words = "rank 1 shut down before its GPU had come to the end"
+    expect_error(lambda: hvd.allreduce(x, name="next"), "HorovodInternalError", words, within_s=10)
+    os._exit(0)
+
+
+def test_a_rank_that_leaves_while_its_gpu_works(cuda_simulator: CudaSimulator) -> None:
+    assert_clean_exits(cuda_simulator.outcomes(_leaves_early, 2, backend="horon", timeout=60))
+
+
 # ---- training ----
 
 

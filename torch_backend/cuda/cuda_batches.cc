@@ -21,7 +21,8 @@ namespace {
 constexpr std::size_t kManyPending = 64;
 
 // How long a shutdown waits for the GPU, and then for NCCL.
-constexpr std::chrono::seconds kShutdownPatience{3};
+constexpr std::chrono::seconds kGpuPatience{5};
+constexpr std::chrono::seconds kNcclPatience{3};
 
 // Another thread may be capturing a graph in the mode that forbids this one most calls.
 class UncapturedScope {
@@ -197,30 +198,31 @@ void CudaBatches::abort(const std::string& reason) {
   }
 }
 
-void CudaBatches::shutdown() {
+bool CudaBatches::shutdown() {
   std::shared_ptr<CudaLane> lane;
   {
     const std::lock_guard lock(mutex_);
     if (!lane_ || !aborted_.empty()) {
-      return;
+      return true;
     }
     aborted_ = "it was shut down";
     lane = lane_;
   }
   try {
-    // A communicator that waits inside NCCL can not be given a deadline, so nothing may be left.
-    const Deadline patience = Deadline::after(kShutdownPatience);
+    // Inside NCCL a blocking communicator waits without a limit, so nothing may be left.
+    const Deadline patience = Deadline::after(kGpuPatience);
     while (check().empty() && is_busy() && !patience.has_passed()) {
       std::this_thread::sleep_for(std::chrono::milliseconds(1));  // CUDA has no wait with a limit
     }
     if (is_busy()) {
       lane->transport().abort("it was shut down before the GPU had come to its end");
-    } else {
-      lane->transport().close(Deadline::after(kShutdownPatience));
+      return false;
     }
+    lane->transport().close(Deadline::after(kNcclPatience));
   } catch (const Error& error) {
     log_warning(concat("closing the communicator of process set ", set_, ": ", error.what()));
   }
+  return true;
 }
 
 }  // namespace horon::torch_backend
