@@ -117,7 +117,9 @@ void CudaGroup::rethrow_failed() {
 
 // --- lanes ---
 
-CudaLane& CudaGroup::find_or_connect(const std::string& name, int rank, int n_ranks, std::optional<int> peer, c10::Device device, const Deadline& deadline) {
+CudaLane& CudaGroup::find_or_connect(const std::string& name, int rank, int n_ranks,
+                                     std::optional<int> peer, c10::Device device,
+                                     const Deadline& deadline) {
   const auto key = std::make_pair(name, device.index());
   {
     const std::lock_guard lock(mutex_);
