@@ -253,7 +253,7 @@ DeviceSide::WorkPtr CudaGroup::message(const at::Tensor& tensor, int peer, bool 
 
 void CudaGroup::start_coalescing() {
   const std::lock_guard issuing(issue_mutex_);
-  coalesced_.emplace();
+  coalesced_ = Coalesced{};
 }
 
 DeviceSide::WorkPtr CudaGroup::end_coalescing(const DeviceCall& call) {
@@ -269,7 +269,8 @@ DeviceSide::WorkPtr CudaGroup::end_coalescing(const DeviceCall& call) {
     whole.is_async = coalesced->is_async;
     Batch& batch = coalesced->batch;
     const ProfiledCall profiled(call.title, batch.inputs);
-    return queue(lane_of(*batch.device, Deadline::after(call.timeout)), std::move(batch), whole);
+    CudaLane& lane = lane_of(*batch.device, Deadline::after(call.timeout));
+    return queue(lane, std::move(batch), whole);
   } catch (...) {
     rethrow_failed();
   }
