@@ -378,11 +378,11 @@ def test_the_build_says_what_it_has() -> None:
 
 def _gradients(rank: int, size: int) -> None:
     with horovod() as hvd:
-        x = torch.full((4,), float(rank + 1), device=DEVICE, requires_grad=True)
-        hvd.allreduce(x, op=hvd.Sum).sum().backward()
+        x = on_gpu(torch.full((4,), float(rank + 1))).requires_grad_()
+        hvd.allreduce(x, op=hvd.Sum).backward(on_gpu(torch.ones(4)))
         assert on_cpu(x.grad).tolist() == [float(size)] * 4
-        y = torch.full((2, 3), float(rank), device=DEVICE, requires_grad=True)
-        hvd.allgather(y).mul(2).sum().backward()
+        y = on_gpu(torch.full((2, 3), float(rank))).requires_grad_()
+        hvd.allgather(y).backward(on_gpu(torch.full((2 * size, 3), 2.0)))
         assert on_cpu(y.grad).tolist() == [[2.0] * 3] * 2  # Averaged, as in Horovod.
 
 

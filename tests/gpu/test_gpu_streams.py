@@ -195,6 +195,7 @@ def test_wait_does_not_block_behind_a_long_kernel(n: int) -> None:
 
 
 def _barrier(rank: int, n: int) -> None:
+    dist.all_reduce(on_gpu(torch.ones(3)))  # A barrier waits for the GPUs that the group has used.
     dist.barrier()
     torch.cuda._sleep(SLEEP_CYCLES)
     event = torch.cuda.Event()

@@ -118,7 +118,8 @@ void CudaGroup::rethrow_failed() {
 // --- lanes ---
 
 CudaLane& CudaGroup::find_or_connect(const std::string& name, int rank, int n_ranks,
-                                     c10::Device device, const Deadline& deadline) {
+                                     std::optional<int> peer, c10::Device device,
+                                     const Deadline& deadline) {
   const auto key = std::make_pair(name, device.index());
   {
     const std::lock_guard lock(mutex_);
@@ -133,8 +134,9 @@ CudaLane& CudaGroup::find_or_connect(const std::string& name, int rank, int n_ra
       "once before the capture, or pass device_id to init_process_group.");
   // Ranks have different device numbers: their first devices belong together, and so on.
   const int number = devices_used_[name]++;
-  auto lane =
-      CudaLane::connect(store_, concat(name, '/', number), rank, n_ranks, device.index(), deadline);
+  const std::string full_name = concat(name, '/', number);
+  auto lane = CudaLane::connect(store_, full_name, rank, n_ranks, device.index(), deadline, {},
+                                [&] { check_peers(full_name, peer); });
   const std::lock_guard lock(mutex_);
   if (!failure_.empty()) {
     throw GroupError(failure_);
@@ -143,12 +145,12 @@ CudaLane& CudaGroup::find_or_connect(const std::string& name, int rank, int n_ra
 }
 
 CudaLane& CudaGroup::lane_of(c10::Device device, const Deadline& deadline) {
-  return find_or_connect("all", rank_, n_ranks_, device, deadline);
+  return find_or_connect("all", rank_, n_ranks_, std::nullopt, device, deadline);
 }
 
 CudaLane& CudaGroup::lane_with(int peer, c10::Device device, const Deadline& deadline) {
   const auto [low, high] = std::minmax(rank_, peer);
-  return find_or_connect(concat(low, '-', high), rank_ == low ? 0 : 1, 2, device, deadline);
+  return find_or_connect(concat(low, '-', high), rank_ == low ? 0 : 1, 2, peer, device, deadline);
 }
 
 std::vector<CudaLane*> CudaGroup::lanes() const {

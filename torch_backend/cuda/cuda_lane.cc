@@ -47,9 +47,10 @@ CudaLane::CudaLane(std::unique_ptr<Communicator> communicator, const CUDAStream&
 std::unique_ptr<CudaLane> CudaLane::connect(const c10::intrusive_ptr<c10d::Store>& store,
                                             const std::string& name, int rank, int n_ranks,
                                             c10::DeviceIndex device, const Deadline& deadline,
-                                            std::optional<CUDAStream> stream) {
+                                            std::optional<CUDAStream> stream,
+                                            std::function<void()> check) {
   const c10::cuda::CUDAGuard guard(device);
-  StoreAdapter adapter(store);
+  StoreAdapter adapter(store, std::move(check));
   const NcclUniqueId id = exchange_unique_id(adapter, nccl_api(), rank, n_ranks, name, deadline);
   NcclConfig config;
   config.is_blocking = wants_blocking();

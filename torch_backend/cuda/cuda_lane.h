@@ -3,6 +3,7 @@
 
 #include <c10/cuda/CUDAStream.h>
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -22,12 +23,14 @@ NcclApi& nccl_api();
 class CudaLane {
  public:
   // Blocks until all ranks have come. `name` tells the communicators of a store apart. The ranks'
-  // devices may have different numbers. Without `stream` it gets one of its own. Throws
+  // devices may have different numbers. Without `stream` it gets one of its own. `check` is called
+  // now and then meanwhile; it throws where waiting has no sense any more. Throws
   // TimeoutError, which names the missing ranks, and GroupError.
   static std::unique_ptr<CudaLane> connect(const c10::intrusive_ptr<c10d::Store>& store,
                                            const std::string& name, int rank, int n_ranks,
                                            c10::DeviceIndex device, const Deadline& deadline,
-                                           std::optional<c10::cuda::CUDAStream> stream = {});
+                                           std::optional<c10::cuda::CUDAStream> stream = {},
+                                           std::function<void()> check = {});
 
   NcclTransport& transport() { return transport_; }
   int rank() const { return transport_.rank(); }
