@@ -1,6 +1,7 @@
 #include "named_cuda.h"
 
 #include <c10/cuda/CUDAFunctions.h>
+#include <c10/cuda/CUDAGraphsC10Utils.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 
@@ -27,7 +28,9 @@ class WithCuda final : public NamedCuda {
                                                       operation.inputs.front().device().index());
     const c10::cuda::CUDAGuard guard(device);
     const c10::cuda::CUDAStream stream = c10::cuda::getCurrentCUDAStream(device);
-    TORCH_CHECK_VALUE(!stream.is_capturing(), "horon: ", describe(*operation.request),
+    const bool is_captured =
+        c10::cuda::currentStreamCaptureStatusMayInitCtx() != c10::cuda::CaptureStatus::None;
+    TORCH_CHECK_VALUE(!is_captured, "horon: ", describe(*operation.request),
                       ": named operations are agreed between the ranks one by one, and can not be ",
                       "captured into a CUDA graph. Use torch.distributed's functions there.");
     state_->sweep();
