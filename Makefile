@@ -27,7 +27,7 @@ TEST_DEPENDENCIES := pytest expecttest psutil
 LINT_DEPENDENCIES := ruff mypy
 BENCH_DEPENDENCIES := matplotlib
 
-CXX_FILES = $(shell find csrc torch_backend tests/cpp benchmarks -name '*.cc' -o -name '*.h' -o -name '*.cu')
+CXX_FILES = $(shell find csrc torch_backend tests/cpp tests/cuda_simulator benchmarks -name '*.cc' -o -name '*.h' -o -name '*.cu')
 SOURCES := setup.py pyproject.toml CMakeLists.txt \
   $(shell find csrc torch_backend cmake -name '*.cc' -o -name '*.h' -o -name '*.cu' -o -name CMakeLists.txt -o -name '*.cmake') \
   $(shell find python/horon -name '*.py' -o -name '*.pyi' | grep -v _build_info)

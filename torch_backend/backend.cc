@@ -188,8 +188,19 @@ HoronBackend::WorkPtr HoronBackend::issue(Collective collective, const Call& cal
 
 std::shared_ptr<DeviceSide> HoronBackend::device_side() {
   return group_->device_side([this] {
-    auto side = make_device_side(c10::make_intrusive<c10d::PrefixStore>("device", store_), rank_,
-                                 size_, group_, hooks_);
+    DeviceSideParts parts;
+    parts.store = c10::make_intrusive<c10d::PrefixStore>("device", store_);
+    parts.rank = rank_;
+    parts.n_ranks = size_;
+    parts.timeout = group_->timeout();
+    parts.batch_bytes = options_->engine.cuda_batch_bytes;
+    parts.make_gloo = [make_gloo = make_gloo_, timeout = parts.timeout](
+                          const c10::intrusive_ptr<c10d::Store>& store, int rank, int size) {
+      return make_gloo(store, rank, size, timeout);
+    };
+    parts.group = group_;
+    parts.hooks = hooks_;
+    auto side = make_device_side(std::move(parts));
     if (is_coalescing_) {
       side->start_coalescing();
     }

@@ -7,6 +7,7 @@
 
 #include "backend.h"
 #ifdef HORON_CUDA
+#include "cuda/cuda_lane.h"
 #include "cuda/cuda_pack.h"
 #endif
 #include "ddp_arena_hook.h"
@@ -74,6 +75,10 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
       .def_property(
           "eager_bytes", [](const BackendOptions& self) { return self.engine.eager_bytes; },
           [](BackendOptions& self, std::size_t value) { self.engine.eager_bytes = value; })
+      .def_property(
+          "cuda_batch_bytes",
+          [](const BackendOptions& self) { return self.engine.cuda_batch_bytes; },
+          [](BackendOptions& self, std::size_t value) { self.engine.cuda_batch_bytes = value; })
       .def_property(
           "host_id", [](const BackendOptions& self) { return self.engine.host_id; },
           [](BackendOptions& self, std::string value) { self.engine.host_id = std::move(value); })
@@ -170,6 +175,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
         pack_on_device(horon::PackDirection::kUnpack, tensors, buffer, factor);
       },
       py::arg("buffer"), py::arg("tensors"), py::arg("factor") = 1.0, NoGil());
+  module.def("nccl_version", [] { return nccl_api().version(); });
 #endif
   module.def("has_gpu_parts", &has_gpu_parts);
   bind_named_engine(module);

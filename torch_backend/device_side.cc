@@ -21,10 +21,8 @@ std::string how_to_get_gpu_parts() {
 
 bool has_gpu_parts() { return true; }
 
-std::shared_ptr<DeviceSide> make_device_side(c10::intrusive_ptr<c10d::Store> store, int rank,
-                                             int n_ranks, const std::shared_ptr<Group>& group,
-                                             const std::shared_ptr<Hooks>& hooks) {
-  return std::make_shared<CudaGroup>(std::move(store), rank, n_ranks, group, hooks);
+std::shared_ptr<DeviceSide> make_device_side(DeviceSideParts parts) {
+  return std::make_shared<CudaGroup>(std::move(parts));
 }
 
 void stop_watching_devices() { CudaWatcher::instance().stop(); }
@@ -33,10 +31,7 @@ void stop_watching_devices() { CudaWatcher::instance().stop(); }
 
 bool has_gpu_parts() { return false; }
 
-std::shared_ptr<DeviceSide> make_device_side(c10::intrusive_ptr<c10d::Store> /*store*/,
-                                             int /*rank*/, int /*n_ranks*/,
-                                             const std::shared_ptr<Group>& /*group*/,
-                                             const std::shared_ptr<Hooks>& /*hooks*/) {
+std::shared_ptr<DeviceSide> make_device_side(DeviceSideParts /*parts*/) {
   TORCH_CHECK(false, "horon: ", how_to_get_gpu_parts());
 }
 

@@ -3,6 +3,8 @@
 #pragma once
 
 #include <chrono>
+#include <cstddef>
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -14,6 +16,9 @@
 namespace horon::torch_backend {
 
 class Group;
+
+using NamedGlooMaker = std::function<c10::intrusive_ptr<c10d::Backend>(
+    const c10::intrusive_ptr<c10d::Store>&, int, int)>;
 
 // What an operation brings besides its tensors.
 struct DeviceCall {
@@ -59,10 +64,21 @@ class DeviceSide {
 bool has_gpu_parts();
 // What to say of a CUDA tensor where it can not.
 std::string how_to_get_gpu_parts();
+
+struct DeviceSideParts {
+  c10::intrusive_ptr<c10d::Store> store;
+  int rank = 0;
+  int n_ranks = 1;
+  std::chrono::milliseconds timeout{0};
+  // Separate all-reduces of at most so many bytes travel together; 0: none does.
+  std::size_t batch_bytes = 0;
+  NamedGlooMaker make_gloo;
+  std::weak_ptr<Group> group;
+  std::shared_ptr<Hooks> hooks;
+};
+
 // Throws where has_gpu_parts() is false.
-std::shared_ptr<DeviceSide> make_device_side(c10::intrusive_ptr<c10d::Store> store, int rank,
-                                             int n_ranks, const std::shared_ptr<Group>& group,
-                                             const std::shared_ptr<Hooks>& hooks);
+std::shared_ptr<DeviceSide> make_device_side(DeviceSideParts parts);
 // For the end of the process, when all groups are shut down.
 void stop_watching_devices();
 

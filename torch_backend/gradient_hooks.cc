@@ -1,5 +1,7 @@
 #include "gradient_hooks.h"
 
+#include <c10/core/Event.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/utils/lambda_post_hook.h>
@@ -30,14 +32,59 @@ void call(const py::function& function, Arguments... arguments) {
   }
 }
 
+// The stream waits for everything that is queued on the other one.
+void await(const c10::Stream& stream, const c10::Stream& other) {
+  c10::Event event(other.device_type());
+  event.record(other);
+  event.block(stream);
+}
+
+// The streams on which the gradients of a bucket were made: one, unless a model uses several.
+class GradientStreams {
+ public:
+  void add(c10::Device device) {
+    const c10::Stream stream = current(device);
+    if (std::find(streams_.begin(), streams_.end(), stream) == streams_.end()) {
+      streams_.push_back(stream);
+    }
+  }
+
+  // What the current streams do between the two comes after all gradients, and before whatever the
+  // gradients' streams use their memory for again.
+  void before_send() const {
+    for (const c10::Stream& stream : streams_) {
+      if (const c10::Stream now = current(stream.device()); now != stream) {
+        await(now, stream);
+      }
+    }
+  }
+  void after_send() {
+    for (const c10::Stream& stream : streams_) {
+      if (const c10::Stream now = current(stream.device()); now != stream) {
+        await(stream, now);
+      }
+    }
+    streams_.clear();
+  }
+
+ private:
+  static c10::Stream current(c10::Device device) {
+    return c10::impl::VirtualGuardImpl(device.type()).getStream(device);
+  }
+
+  std::vector<c10::Stream> streams_;
+};
+
 }  // namespace
 
 struct GradientHooks::State {
   Callbacks callbacks;
-  std::vector<int> passes_left;  // by parameter
-  std::vector<int> bucket_of;    // by parameter; empty until they are laid out
-  std::vector<int> sizes;        // by bucket
-  std::vector<int> n_ready;      // by bucket
+  std::vector<int> passes_left;          // by parameter
+  std::vector<int> bucket_of;            // by parameter; empty until they are laid out
+  std::vector<int> sizes;                // by bucket
+  std::vector<int> n_ready;              // by bucket
+  std::vector<c10::Device> devices;      // by parameter
+  std::vector<GradientStreams> streams;  // by bucket
   bool has_gradients = false;
 
   void came(std::size_t parameter) {
@@ -55,8 +102,18 @@ struct GradientHooks::State {
       HORON_CHECK(bucket_of.size() == passes_left.size(), "the gradients were not laid out");
     }
     const auto bucket = static_cast<std::size_t>(bucket_of[parameter]);
+    const bool is_on_device = !devices[parameter].is_cpu();
+    if (is_on_device) {
+      streams[bucket].add(devices[parameter]);
+    }
     if (++n_ready[bucket] == sizes[bucket]) {
+      if (!is_on_device) {
+        call(callbacks.send, bucket_of[parameter]);
+        return;
+      }
+      streams[bucket].before_send();
       call(callbacks.send, bucket_of[parameter]);
+      streams[bucket].after_send();
     }
   }
 };
@@ -75,6 +132,7 @@ GradientHooks::GradientHooks(const std::vector<at::Tensor>& parameters, int pass
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     TORCH_CHECK_VALUE(parameters[i].requires_grad() && parameters[i].is_leaf(), "horon: parameter ",
                       i, " needs no gradient, or is not a leaf.");
+    state_->devices.push_back(parameters[i].device());
     Accumulator accumulator = torch::autograd::impl::grad_accumulator(parameters[i]);
     using Variables = torch::autograd::variable_list;
     const std::uintptr_t key =
@@ -105,6 +163,7 @@ void GradientHooks::set_buckets(const std::vector<int>& bucket_of) {
   }
   state.bucket_of = bucket_of;
   state.n_ready.assign(sizes.size(), 0);
+  state.streams.assign(sizes.size(), {});
   state.sizes = std::move(sizes);
 }
 
@@ -112,6 +171,7 @@ void GradientHooks::reset(int passes) {
   State& state = *state_;
   state.passes_left.assign(state.passes_left.size(), passes);
   state.n_ready.assign(state.n_ready.size(), 0);
+  state.streams.assign(state.streams.size(), {});
   state.has_gradients = false;
 }
 

@@ -5,15 +5,51 @@
 
 #include <cstring>
 
+#ifdef HORON_CUDA
+#include "cuda/device_copies.h"
+#endif
+
 namespace horon::torch_backend {
 namespace {
 
 // Whether memory can be copied as it is.
 bool has_same_layout(const at::Tensor& from, const at::Tensor& to) {
-  return from.is_cpu() && to.is_cpu() && from.scalar_type() == to.scalar_type() &&
+  return from.device() == to.device() && from.scalar_type() == to.scalar_type() &&
          from.strides() == to.strides() && from.is_non_overlapping_and_dense() && !from.is_neg() &&
          !from.is_conj();
 }
+
+// Copies within a GPU, which go together.
+class DeviceCopies {
+ public:
+  bool add(const at::Tensor& from, const at::Tensor& to) {
+#ifdef HORON_CUDA
+    if (from.is_cuda() && (held_.empty() || held_.front().device() == from.device())) {
+      copies_.push_back({reinterpret_cast<std::uint64_t>(from.const_data_ptr()),
+                         reinterpret_cast<std::uint64_t>(to.mutable_data_ptr()), to.nbytes()});
+      held_.push_back(from);
+      return true;
+    }
+#endif
+    (void)from;
+    (void)to;
+    return false;
+  }
+
+  void run() {
+#ifdef HORON_CUDA
+    if (!held_.empty()) {
+      copy_on_device(copies_, held_.front().device());
+    }
+#endif
+  }
+
+ private:
+#ifdef HORON_CUDA
+  std::vector<ByteCopy> copies_;
+  std::vector<at::Tensor> held_;  // their memory may be used again as soon as they are let go
+#endif
+};
 
 }  // namespace
 
@@ -23,6 +59,7 @@ std::vector<std::int64_t> pack_gradients(const std::vector<at::Tensor>& paramete
                     " parameters but ", views.size(), " views.");
   const at::NoGradGuard no_grad;
   std::vector<std::int64_t> others;
+  DeviceCopies on_device;
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     at::Tensor& gradient = parameters[i].mutable_grad();
     const at::Tensor& view = views[i];
@@ -35,14 +72,17 @@ std::vector<std::int64_t> pack_gradients(const std::vector<at::Tensor>& paramete
       others.push_back(static_cast<std::int64_t>(i));
       continue;
     } else if (has_same_layout(gradient, view)) {
-      if (view.numel() > 0) {
+      if (view.numel() > 0 && view.is_cpu()) {
         std::memcpy(view.mutable_data_ptr(), gradient.const_data_ptr(), view.nbytes());
+      } else if (view.numel() > 0 && !on_device.add(gradient, view)) {
+        view.copy_(gradient);
       }
     } else {
       view.copy_(gradient);
     }
     gradient = view;
   }
+  on_device.run();
   return others;
 }
 

@@ -43,6 +43,9 @@ class NamedCuda {
   // captured.
   virtual void begin(TensorOperation& operation) = 0;
 
+  // Where batches run; their sets' own streams otherwise. Before the first operation.
+  virtual void run_on(const c10::Stream& stream) = 0;
+
   // The GPU of a rank that joins, for process sets in which it has used none. One that does not
   // exist stands for another one.
   virtual void set_default_device(int device) = 0;

@@ -32,12 +32,7 @@ class GroupLane final : public ProcessSetLane {
 
   Transport& transport() override { return group_->transport(); }
   DeviceBatches* device_batches() override { return devices_.get(); }
-  void shutdown() override {
-    group_->shutdown(Deadline::after(std::chrono::milliseconds(0)));
-    if (devices_) {
-      devices_->shutdown();
-    }
-  }
+  void shutdown() override { group_->shutdown(Deadline::after(std::chrono::milliseconds(0))); }
   void abort(const std::string& reason) override {
     group_->transport().abort(reason);
     if (devices_) {

@@ -8,15 +8,13 @@
 
 #include "compat.h"
 #include "core/fork_guard.h"
+#include "device_side.h"
 #include "named/named_engine.h"
 #include "named_cuda.h"
 #include "named_operation_builder.h"
 #include "recent_requests.h"
 
 namespace horon::torch_backend {
-
-using NamedGlooMaker = std::function<c10::intrusive_ptr<c10d::Backend>(
-    const c10::intrusive_ptr<c10d::Store>&, int, int)>;
 
 // Thread safety: all methods. None may be called with the GIL held, but is_running and poll.
 class NamedEngineHost {
@@ -50,6 +48,8 @@ class NamedEngineHost {
   void start_timeline(const std::string& path, bool mark_cycles);
   // Throws in a forked child.
   NamedEngine& engine() const;
+  // Where batches of CUDA tensors run, if not on a stream of their own. Before the first one.
+  void run_on(const c10::Stream& stream) { cuda_->run_on(stream); }
   int rank() const { return rank_; }
   // Whether a second thread of every rank has a core, so that communication can hide behind
   // computation.

@@ -19,6 +19,7 @@ class NoCuda final : public NamedCuda {
   void begin(TensorOperation& /*operation*/) override {
     TORCH_INTERNAL_ASSERT(false, "CUDA tensors are refused when their operation is built");
   }
+  void run_on(const c10::Stream& /*stream*/) override {}
   void set_default_device(int /*device*/) override {}
 };
 

@@ -12,11 +12,11 @@ void StoreAdapter::set(const std::string& key, const std::string& value) {
 }
 
 std::string StoreAdapter::get(const std::string& key, const Deadline& deadline) {
-  // On the main thread in slices, so that Ctrl-C is noticed while a rank is missing.
+  // In slices where somebody wants to look around: at Ctrl-C on the main thread, or at the peers.
   constexpr std::chrono::milliseconds kSlice{1000};
   while (true) {
     const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline.remaining());
-    const auto slice = interrupt_check() != nullptr ? kSlice : left;
+    const auto slice = interrupt_check() != nullptr || check_ ? kSlice : left;
     const bool is_last = left <= slice;
     try {
       store_->wait({key}, std::max(std::min(left, slice), std::chrono::milliseconds(1)));
@@ -35,6 +35,9 @@ std::string StoreAdapter::get(const std::string& key, const Deadline& deadline) 
     }
     if (const auto* check = interrupt_check()) {
       (*check)();
+    }
+    if (check_) {
+      check_();
     }
   }
   const std::vector<uint8_t> value = store_->get(key);

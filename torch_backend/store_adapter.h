@@ -3,13 +3,17 @@
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
+#include <functional>
+
 #include "core/store.h"
 
 namespace horon::torch_backend {
 
 class StoreAdapter final : public Store {
  public:
-  explicit StoreAdapter(c10::intrusive_ptr<c10d::Store> store) : store_(std::move(store)) {}
+  // `check` is called about every second while a key is waited for; throws to give up.
+  explicit StoreAdapter(c10::intrusive_ptr<c10d::Store> store, std::function<void()> check = {})
+      : store_(std::move(store)), check_(std::move(check)) {}
 
   void set(const std::string& key, const std::string& value) override;
   std::string get(const std::string& key, const Deadline& deadline) override;
@@ -17,6 +21,7 @@ class StoreAdapter final : public Store {
 
  private:
   const c10::intrusive_ptr<c10d::Store> store_;
+  const std::function<void()> check_;
 };
 
 }  // namespace horon::torch_backend

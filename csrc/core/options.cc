@@ -41,6 +41,7 @@ Options Options::from_environment() {
   read_bytes("HORON_BUFFER_BYTES", &options.buffer_bytes);
   read_bytes("HORON_RING_BYTES", &options.ring_bytes);
   read_bytes("HORON_EAGER_BYTES", &options.eager_bytes);
+  read_bytes("HORON_CUDA_BATCH_BYTES", &options.cuda_batch_bytes);
   if (const char* claiming = std::getenv("HORON_CLAIMING"); claiming != nullptr && *claiming) {
     options.claiming = claiming;
   }
@@ -74,11 +75,13 @@ void Options::validate() const {
   check_range("buffer_bytes", buffer_bytes, 4096, kMaxBytes);
   check_range("ring_bytes", ring_bytes, 4096, kMaxBytes);
   check_range("eager_bytes", eager_bytes, 0, ring_bytes / 4);
+  check_range("cuda_batch_bytes", cuda_batch_bytes, 0, kMaxBytes);
 }
 
 std::string Options::fingerprint() const {
   return concat("inline=", inline_bytes, " deposit=", deposit_bytes, " buffer=", buffer_bytes,
-                " claiming=", claiming, " ring=", ring_bytes, " eager=", eager_bytes);
+                " claiming=", claiming, " ring=", ring_bytes, " eager=", eager_bytes,
+                " cuda_batch=", cuda_batch_bytes);
 }
 
 }  // namespace horon

@@ -37,6 +37,12 @@ struct Options {
   // ranks than cores), "on" or "off". Default auto. Environment: HORON_CLAIMING.
   std::string claiming = "auto";
 
+  // Separate all-reduces of CUDA tensors of at most this many bytes travel together: what is called
+  // close in time becomes one call of NCCL, which all ranks agree on. Default 0: each goes by
+  // itself, at once. A call that is waited for then blocks the host until all ranks have made it.
+  // Environment: HORON_CUDA_BATCH_BYTES.
+  std::size_t cuda_batch_bytes = 0;
+
   // Ranks with different values count as different hosts, whatever the machine says. For tests, and
   // for containers that share a kernel but no memory. Environment: HORON_HOST_ID.
   std::string host_id;

@@ -43,8 +43,9 @@ class DeviceBatches {
   // Whether something that was queued had not come when check() looked last.
   virtual bool is_busy() const = 0;
 
-  // For the lane's. Gives what was queued a few seconds to come.
-  virtual void shutdown() = 0;
+  // Gives what was queued a few seconds to come, then ends. False when something had not come: it
+  // was ended on the device, here, and other ranks' devices may wait for it.
+  virtual bool shutdown() = 0;
   // Ends what is under way, on the device as well; later batches fail.
   virtual void abort(const std::string& reason) = 0;
 };

@@ -262,7 +262,7 @@ void NamedEngine::end() {
   }
   fail_everything(shut_down_text());
   for (auto& [id, executor] : executors_) {
-    executor->lane().shutdown();
+    shut_down(executor->lane());
   }
   {
     const std::lock_guard lock(mutex_);
@@ -271,6 +271,15 @@ void NamedEngine::end() {
   executors_.clear();
   channel_->depart();
   timeline_.stop();
+}
+
+void NamedEngine::shut_down(ProcessSetLane& lane) {
+  DeviceBatches* const device = lane.device_batches();
+  if (device != nullptr && !device->shutdown()) {
+    channel_->poison(
+        concat("rank ", rank_, " shut down before its GPU had come to the end of what was queued"));
+  }
+  lane.shutdown();
 }
 
 void NamedEngine::abort_lanes(const std::string& reason) {

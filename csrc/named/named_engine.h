@@ -150,6 +150,7 @@ class NamedEngine {
   void change_sets(const Step& step);
   void add_set(int id, const std::vector<int>& ranks);
   void remove_set(int id);
+  void shut_down(ProcessSetLane& lane);
   void look_around();
   void look_at_devices();
   bool may_poke() const;

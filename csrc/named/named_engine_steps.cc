@@ -232,7 +232,7 @@ void NamedEngine::remove_set(int id) {
   cache_.forget(id);
   const auto found = executors_.find(id);
   if (found != executors_.end()) {
-    found->second->lane().shutdown();
+    shut_down(found->second->lane());
     executors_.erase(found);
   }
 }
@@ -267,6 +267,7 @@ void NamedEngine::fail_everything(const std::string& reason) {
     }
     queued.swap(queue_);
     is_queue_told_ = false;
+    has_device_work_ = false;  // it is aborted
     changed_.notify_all();
   }
   for (const Operation& operation : queued) {

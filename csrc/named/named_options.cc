@@ -52,6 +52,9 @@ constexpr Knob kWithoutMeaning[] = {
     {"DYNAMIC_PROCESS_SETS", "process sets can always be added"},
     {"CPU_OPERATIONS", "there is one implementation"},
     {"CONTROLLER", "there is one implementation"},
+    {"NUM_NCCL_STREAMS", "each process set has one stream"},
+    {"BATCH_D2D_MEMCOPIES", "the tensors of a batch are always packed by one kernel"},
+    {"ENABLE_ASYNC_COMPLETION", "the host never waits for a GPU"},
 };
 
 }  // namespace

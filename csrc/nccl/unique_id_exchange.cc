@@ -65,7 +65,13 @@ NcclUniqueId exchange_unique_id(Store& store, NcclApi& api, int rank, int n_rank
     store.set(arrival_key(prefix, rank), "1");
     return id_of(store.get(key, deadline), name, key);
   }
-  const std::vector<int> missing = await_arrivals(store, n_ranks, prefix, deadline);
+  std::vector<int> missing;
+  try {
+    missing = await_arrivals(store, n_ranks, prefix, deadline);
+  } catch (const GroupError& error) {
+    store.set(key, kHasError + std::string(error.what()));
+    throw;
+  }
   if (!missing.empty()) {
     const std::string what =
         concat("communicator '", name, "' of ", n_ranks, " ranks: ", name_ranks(missing),

@@ -17,6 +17,7 @@ class Options:
     buffer_bytes: int
     ring_bytes: int
     eager_bytes: int
+    cuda_batch_bytes: int
     host_id: str
     global_ranks_in_group: list[int]
     group_name: str
@@ -127,7 +128,9 @@ class NamedEngine:
         postscale: float,
         process_set: int,
     ) -> int: ...
-    def join(self) -> int: ...
+    def join(self, device: int = 0) -> int:
+        """``device``: the GPU that joins in for process sets in which this rank has used none."""
+
     def barrier(self, process_set: int) -> int: ...
     def poll(self, handle: int) -> bool: ...
     def wait(self, handle: int) -> list[torch.Tensor]:
@@ -180,8 +183,12 @@ def cuda_pack(tensors: list[torch.Tensor], buffer: torch.Tensor, factor: float =
         ValueError: Device or dtype differs, something is not contiguous, or the buffer is too small.
     """
 
+def nccl_version() -> int:
+    """As ``NCCL_VERSION_CODE``. Only where ``has_gpu_parts()``."""
+
 def cuda_unpack(buffer: torch.Tensor, tensors: list[torch.Tensor], factor: float = 1.0) -> None:
     """The way back: from the buffer into the tensors."""
+
 def empty_in_arena(sizes: list[int], dtype: torch.dtype) -> torch.Tensor: ...
 def empty_like_in_arena(like: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor: ...
 def is_in_arena(tensor: torch.Tensor) -> bool: ...

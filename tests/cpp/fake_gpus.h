@@ -162,7 +162,7 @@ class FakeDeviceBatches final : public DeviceBatches {
     return fails ? "the GPU has fallen off the bus" : "";
   }
   bool is_busy() const override { return !pending_.empty() || fails; }
-  void shutdown() override {}
+  bool shutdown() override { return true; }
   void abort(const std::string& /*reason*/) override { is_aborted = true; }
 
   std::atomic<bool> fails{false};

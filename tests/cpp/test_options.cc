@@ -126,7 +126,8 @@ TEST_CASE("the fingerprint tells all settings apart but the host") {
   other.host_id = "elsewhere";
   REQUIRE(other.fingerprint() == base.fingerprint());
   for (std::size_t Options::*field : {&Options::inline_bytes, &Options::buffer_bytes,
-                                      &Options::ring_bytes, &Options::eager_bytes}) {
+                                      &Options::ring_bytes, &Options::eager_bytes,
+                                      &Options::cuda_batch_bytes}) {
     other = base;
     other.*field += 64;
     REQUIRE(other.fingerprint() != base.fingerprint());

@@ -32,8 +32,11 @@ std::string name_of_child(const std::string& parent, const std::string& differen
   return name;
 }
 
+// Of NCCL_CONFIG_INITIALIZER; not every version has a name for it.
+constexpr unsigned kConfigMagic = 0xcafebeef;
+
 bool is_valid(const ncclConfig_t* config) {
-  return config == nullptr || config->magic == NCCL_API_MAGIC;
+  return config == nullptr || config->magic == kConfigMagic;
 }
 
 bool wants_blocking(const ncclConfig_t* config, bool otherwise) {

@@ -155,6 +155,13 @@ std::optional<Functor> find_functor(const std::string& name) {
   if (name == "at::native::ConvertFloatToFloat8E5M2Op") {
     return conversion(find_element("float"), find_element("c10::Float8_e5m2"));
   }
+  // Before torch 2.15.
+  if (name == "at::native::float16_copy_kernel_cuda(at::TensorIteratorBase&)::{lambda(float)#1}") {
+    return conversion(find_element("float"), find_element("c10::Half"));
+  }
+  if (name == "at::native::bfloat16_copy_kernel_cuda(at::TensorIteratorBase&)::{lambda(float)#1}") {
+    return conversion(find_element("float"), find_element("c10::BFloat16"));
+  }
   const std::optional<TemplateName> parsed = parse_template(name);
   if (!parsed) {
     return std::nullopt;

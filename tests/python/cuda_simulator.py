@@ -15,7 +15,7 @@ it cannot be used. Knobs are environment variables, which each new process reads
 from __future__ import annotations
 
 import functools
-import sys
+import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,9 +25,16 @@ import harness
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "cuda_simulator"))
+BUILD_SCRIPT = Path(__file__).resolve().parents[1] / "cuda_simulator" / "build.py"
 
-import build
+
+def _build_module() -> Any:
+    """The script as a module, under a name that no package and no folder has."""
+    spec = importlib.util.spec_from_file_location("horon_cuda_simulator_build", BUILD_SCRIPT)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 @functools.cache
@@ -36,9 +43,10 @@ def _library_or_reason() -> Path | str:
         return f"torch {torch.__version__} is not a CUDA build"
     if torch.cuda.is_available():
         return "a real GPU is here: a simulated one would only hide it"
+    script = _build_module()
     try:
-        return build.build()
-    except build.CannotBuild as error:
+        return Path(script.build())
+    except script.CannotBuild as error:
         return f"the CUDA simulator cannot be built: {error}"
 
 

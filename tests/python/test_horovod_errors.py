@@ -46,7 +46,7 @@ def _bad_by_itself(rank: int, size: int) -> None:
         if rank != 0:
             handle = hvd.allreduce_async(x, name="twice")
         assert hvd.synchronize(handle).tolist() == [1.0] * 3
-        for bad in (torch.ones(3).to_sparse(), torch.ones(2, 2).t()):
+        for bad in (torch.ones(3).to_sparse(), torch.ones(2, 2).t(), torch.ones(3, device="meta")):
             with pytest.raises(ValueError):
                 hvd.allreduce(bad)
         with pytest.raises(ValueError):

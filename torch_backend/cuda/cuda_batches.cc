@@ -17,8 +17,12 @@
 namespace horon::torch_backend {
 namespace {
 
+// Where this many batches are under way, run() looks whether some have come.
+constexpr std::size_t kManyPending = 64;
+
 // How long a shutdown waits for the GPU, and then for NCCL.
-constexpr std::chrono::seconds kShutdownPatience{3};
+constexpr std::chrono::seconds kGpuPatience{5};
+constexpr std::chrono::seconds kNcclPatience{3};
 
 // Another thread may be capturing a graph in the mode that forbids this one most calls.
 class UncapturedScope {
@@ -88,8 +92,8 @@ CudaLane& CudaBatches::lane(const WaitContext& context) {
     }
   }
   const c10::DeviceIndex device = state_->device_of(set_);
-  std::shared_ptr<CudaLane> made =
-      CudaLane::connect(store_, concat("named.", set_), rank_, n_ranks_, device, context.deadline);
+  std::shared_ptr<CudaLane> made = CudaLane::connect(
+      store_, concat("named.", set_), rank_, n_ranks_, device, context.deadline, state_->stream());
   const std::lock_guard lock(mutex_);
   if (!aborted_.empty()) {
     throw GroupError(aborted_);  // and the communicator goes
@@ -103,6 +107,9 @@ void CudaBatches::run(const DeviceBatch& batch, const WaitContext& context) {
   CudaLane& lane = this->lane(context);
   const c10::cuda::CUDAStreamGuard guard(lane.stream());
   const std::string operation = describe(*batch.tensors.front().request);
+  if (pending_.size() >= kManyPending) {
+    forget_what_came();
+  }
   await_inputs(batch, lane.stream());
   // Also where queueing ends half-way: what was queued uses the tensors.
   const auto mark_done = [&] {
@@ -149,14 +156,18 @@ void CudaBatches::queue(const DeviceBatch& batch, CudaLane& lane, const std::str
   launch_pack(plan.after, stream);
 }
 
+void CudaBatches::forget_what_came() {
+  while (!pending_.empty() && (*pending_.front().done)->is_done()) {
+    pending_.pop_front();
+  }
+}
+
 std::string CudaBatches::check() {
   if (pending_.empty()) {
     return "";
   }
   const UncapturedScope uncaptured;
-  while (!pending_.empty() && (*pending_.front().done)->is_done()) {
-    pending_.pop_front();
-  }
+  forget_what_came();
   if (pending_.empty()) {
     return "";
   }
@@ -187,30 +198,31 @@ void CudaBatches::abort(const std::string& reason) {
   }
 }
 
-void CudaBatches::shutdown() {
+bool CudaBatches::shutdown() {
   std::shared_ptr<CudaLane> lane;
   {
     const std::lock_guard lock(mutex_);
     if (!lane_ || !aborted_.empty()) {
-      return;
+      return true;
     }
     aborted_ = "it was shut down";
     lane = lane_;
   }
   try {
-    // A communicator that waits inside NCCL can not be given a deadline, so nothing may be left.
-    const Deadline patience = Deadline::after(kShutdownPatience);
+    // Inside NCCL a blocking communicator waits without a limit, so nothing may be left.
+    const Deadline patience = Deadline::after(kGpuPatience);
     while (check().empty() && is_busy() && !patience.has_passed()) {
       std::this_thread::sleep_for(std::chrono::milliseconds(1));  // CUDA has no wait with a limit
     }
     if (is_busy()) {
       lane->transport().abort("it was shut down before the GPU had come to its end");
-    } else {
-      lane->transport().close(Deadline::after(kShutdownPatience));
+      return false;
     }
+    lane->transport().close(Deadline::after(kNcclPatience));
   } catch (const Error& error) {
     log_warning(concat("closing the communicator of process set ", set_, ": ", error.what()));
   }
+  return true;
 }
 
 }  // namespace horon::torch_backend

@@ -26,7 +26,7 @@ class CudaBatches final : public DeviceBatches {
   void run(const DeviceBatch& batch, const WaitContext& context) override;
   std::string check() override;
   bool is_busy() const override { return !pending_.empty(); }
-  void shutdown() override;
+  bool shutdown() override;
   void abort(const std::string& reason) override;
 
  private:
@@ -37,6 +37,7 @@ class CudaBatches final : public DeviceBatches {
   };
 
   CudaLane& lane(const WaitContext& context);
+  void forget_what_came();
   void queue(const DeviceBatch& batch, CudaLane& lane, const std::string& operation,
              const WaitContext& context);
 

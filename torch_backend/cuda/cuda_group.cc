@@ -33,6 +33,10 @@ at::Tensor scratch_on_current_stream(std::size_t bytes, c10::Device device) {
                    at::TensorOptions().dtype(at::kByte).device(device));
 }
 
+bool is_capturing_on(c10::DeviceIndex device) {
+  return is_capturing(c10::cuda::getCurrentCUDAStream(device).stream());
+}
+
 std::byte* data_of(const at::Tensor& tensor) {
   return static_cast<std::byte*>(tensor.numel() == 0 ? nullptr : tensor.data_ptr());
 }
@@ -82,13 +86,14 @@ class ProfiledCall {
 
 }  // namespace
 
-CudaGroup::CudaGroup(c10::intrusive_ptr<c10d::Store> store, int rank, int n_ranks,
-                     std::weak_ptr<Group> group, std::shared_ptr<Hooks> hooks)
-    : store_(std::move(store)),
-      rank_(rank),
-      n_ranks_(n_ranks),
-      group_(std::move(group)),
-      hooks_(std::move(hooks)) {}
+CudaGroup::CudaGroup(DeviceSideParts parts)
+    : store_(parts.store),
+      rank_(parts.rank),
+      n_ranks_(parts.n_ranks),
+      group_(parts.group),
+      hooks_(parts.hooks),
+      batching_(parts.batch_bytes > 0 ? std::make_shared<CudaBatching>(std::move(parts))
+                                      : nullptr) {}
 
 void CudaGroup::check_open(const char* operation) const {
   const std::lock_guard lock(mutex_);
@@ -113,7 +118,8 @@ void CudaGroup::rethrow_failed() {
 // --- lanes ---
 
 CudaLane& CudaGroup::find_or_connect(const std::string& name, int rank, int n_ranks,
-                                     c10::Device device, const Deadline& deadline) {
+                                     std::optional<int> peer, c10::Device device,
+                                     const Deadline& deadline) {
   const auto key = std::make_pair(name, device.index());
   {
     const std::lock_guard lock(mutex_);
@@ -123,14 +129,14 @@ CudaLane& CudaGroup::find_or_connect(const std::string& name, int rank, int n_ra
     }
   }
   HORON_CHECK(
-      !is_capturing(c10::cuda::getCurrentCUDAStream(device.index()).stream()), "communicator '",
-      name, "' of ", device,
+      !is_capturing_on(device.index()), "communicator '", name, "' of ", device,
       ": a graph is being captured, and the ranks have not connected yet. Run the operation "
       "once before the capture, or pass device_id to init_process_group.");
   // Ranks have different device numbers: their first devices belong together, and so on.
   const int number = devices_used_[name]++;
-  auto lane =
-      CudaLane::connect(store_, concat(name, '/', number), rank, n_ranks, device.index(), deadline);
+  const std::string full_name = concat(name, '/', number);
+  auto lane = CudaLane::connect(store_, full_name, rank, n_ranks, device.index(), deadline, {},
+                                [&] { check_peers(full_name, peer); });
   const std::lock_guard lock(mutex_);
   if (!failure_.empty()) {
     throw GroupError(failure_);
@@ -139,12 +145,12 @@ CudaLane& CudaGroup::find_or_connect(const std::string& name, int rank, int n_ra
 }
 
 CudaLane& CudaGroup::lane_of(c10::Device device, const Deadline& deadline) {
-  return find_or_connect("all", rank_, n_ranks_, device, deadline);
+  return find_or_connect("all", rank_, n_ranks_, std::nullopt, device, deadline);
 }
 
 CudaLane& CudaGroup::lane_with(int peer, c10::Device device, const Deadline& deadline) {
   const auto [low, high] = std::minmax(rank_, peer);
-  return find_or_connect(concat(low, '-', high), rank_ == low ? 0 : 1, 2, device, deadline);
+  return find_or_connect(concat(low, '-', high), rank_ == low ? 0 : 1, 2, peer, device, deadline);
 }
 
 std::vector<CudaLane*> CudaGroup::lanes() const {
@@ -192,9 +198,14 @@ DeviceSide::WorkPtr CudaGroup::issue(Collective collective, const DeviceCall& ca
       add(coalesced_->batch, std::move(collective));
       return nullptr;
     }
+    CudaLane& lane = lane_of(*collective.device, Deadline::after(call.timeout));
+    if (batching_ && batching_->takes(collective) && !is_capturing_on(lane.device())) {
+      const c10::cuda::CUDAGuard device_guard(lane.device());
+      return batching_->submit(std::move(collective), call, lane.stream());
+    }
     Batch batch;
     add(batch, std::move(collective));
-    return queue(lane_of(*batch.device, Deadline::after(call.timeout)), std::move(batch), call);
+    return queue(lane, std::move(batch), call);
   } catch (...) {
     rethrow_failed();
   }
@@ -271,6 +282,7 @@ DeviceSide::WorkPtr CudaGroup::queue(CudaLane& lane, Batch batch, const DeviceCa
   const CUDAStream caller = c10::cuda::getCurrentCUDAStream(lane.device());
   const CUDAStream& stream = call.is_async ? lane.stream() : caller;
   const bool is_captured = is_capturing(caller.stream());
+  flush_batches(stream, is_captured);
   release_ended();
   if (stream != caller) {
     const EventPool::Lease begin = lane.events().acquire();
@@ -413,7 +425,23 @@ void CudaGroup::release_ended() {
   }
 }
 
+void CudaGroup::flush_batches(const CUDAStream& stream, bool is_captured) {
+  if (!batching_ || (is_captured && batching_->is_queued())) {
+    return;
+  }
+  HORON_CHECK(
+      !is_captured,
+      "a graph is being captured while batched operations are not queued yet; wait for them "
+      "before the capture.");
+  batching_->flush(stream);
+}
+
 void CudaGroup::drain() {
+  if (batching_) {
+    for (CudaLane* lane : lanes()) {
+      flush_batches(c10::cuda::getCurrentCUDAStream(lane->device()), false);
+    }
+  }
   for (CudaLane* lane : lanes()) {
     const DeviceGuard guard(lane->device());
     for (const CUDAStream& stream :
@@ -431,6 +459,9 @@ void CudaGroup::drain() {
 }
 
 void CudaGroup::shutdown(const Deadline& drain_until) {
+  if (batching_) {
+    batching_->shutdown();
+  }
   const auto is_idle = [this] {
     const std::lock_guard lock(mutex_);
     return std::all_of(in_flight_.begin(), in_flight_.end(),
@@ -474,6 +505,9 @@ void CudaGroup::abort(const std::string& reason) {
   for (const OperationPtr& operation : under_way) {
     operation->fail(
         translated(std::make_exception_ptr(GroupError(concat(operation->text(), ": ", reason)))));
+  }
+  if (batching_) {
+    batching_->abort(reason);
   }
   for (CudaLane* lane : lanes()) {
     lane->transport().abort(reason);

@@ -23,6 +23,7 @@
 #include <vector>
 
 #include "collective.h"
+#include "cuda/cuda_batching.h"
 #include "cuda/cuda_lane.h"
 #include "cuda/cuda_operation.h"
 #include "cuda/cuda_watcher.h"
@@ -38,8 +39,7 @@ class CudaGroup final : public DeviceSide,
                         public Watched,
                         public std::enable_shared_from_this<CudaGroup> {
  public:
-  CudaGroup(c10::intrusive_ptr<c10d::Store> store, int rank, int n_ranks,
-            std::weak_ptr<Group> group, std::shared_ptr<Hooks> hooks);
+  explicit CudaGroup(DeviceSideParts parts);
 
   WorkPtr issue(Collective collective, const DeviceCall& call) override;
   WorkPtr send(const at::Tensor& tensor, int peer, const DeviceCall& call) override;
@@ -86,8 +86,13 @@ class CudaGroup final : public DeviceSide,
   CudaLane& lane_of(c10::Device device, const Deadline& deadline);
   // The lane of this rank and another one: their messages wait for nobody else's.
   CudaLane& lane_with(int peer, c10::Device device, const Deadline& deadline);
-  CudaLane& find_or_connect(const std::string& name, int rank, int n_ranks, c10::Device device,
-                            const Deadline& deadline);
+  // `peer`: the only other rank, where there is one.
+  CudaLane& find_or_connect(const std::string& name, int rank, int n_ranks, std::optional<int> peer,
+                            c10::Device device, const Deadline& deadline);
+  // Throws PeerLostError where a rank that is waited for will never come.
+  void check_peers(const std::string& communicator, std::optional<int> only) const;
+  // What was batched goes before whatever is queued on `stream` now.
+  void flush_batches(const c10::cuda::CUDAStream& stream, bool is_captured);
   void watch(const OperationPtr& operation);
   void release_ended();
   std::vector<CudaLane*> lanes() const;
@@ -99,7 +104,8 @@ class CudaGroup final : public DeviceSide,
   void look_at(const std::vector<OperationPtr>& pending);
   std::string reason_to_stop(const std::vector<OperationPtr>& pending);
   std::string describe_timeout(const CudaOperation& late);
-  std::string find_dead_peer();
+  // A rank of this host whose process has ended, or whether that one has; empty if there is none.
+  std::string find_dead_peer(std::optional<int> only = {}) const;
   void stop(const std::string& reason, bool is_peer_lost) noexcept;
 
   const c10::intrusive_ptr<c10d::Store> store_;
@@ -113,7 +119,9 @@ class CudaGroup final : public DeviceSide,
   // Held while operations are queued: a communicator belongs to one thread at a time. Taken before
   // mutex_.
   std::mutex issue_mutex_;
-  std::optional<Coalesced> coalesced_;       // guarded by issue_mutex_
+  std::optional<Coalesced> coalesced_;  // guarded by issue_mutex_
+  // Null unless the options ask for it; see Note [Boundaries of batches].
+  const std::shared_ptr<CudaBatching> batching_;
   std::map<std::string, int> devices_used_;  // guarded by issue_mutex_; numbers lanes
 
   mutable std::mutex mutex_;

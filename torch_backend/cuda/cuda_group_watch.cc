@@ -83,18 +83,26 @@ void CudaGroup::look_at(const std::vector<OperationPtr>& under_way) {
       return;
     }
   }
-  if (const std::string dead = find_dead_peer(); !dead.empty()) {
-    stop(concat(left.front()->text(), ": ", dead,
+  if (!peer_died_at_) {
+    dead_peer_ = find_dead_peer();
+    if (!dead_peer_.empty()) {
+      peer_died_at_ = Clock::now();
+    }
+  } else if (Clock::now() - *peer_died_at_ > kGraceAfterDeath) {
+    stop(concat(left.front()->text(), ": ", dead_peer_,
                 " has ended, and the operation can not complete without it."),
          true);
   }
 }
 
-// A rank of this host whose process has ended some time ago; empty if there is none.
-std::string CudaGroup::find_dead_peer() {
-  if (peer_died_at_) {
-    return Clock::now() - *peer_died_at_ > kGraceAfterDeath ? dead_peer_ : "";
+void CudaGroup::check_peers(const std::string& communicator, std::optional<int> only) const {
+  if (const std::string dead = find_dead_peer(only); !dead.empty()) {
+    throw PeerLostError(concat("communicator '", communicator, "': ", dead,
+                               " has ended, and the ranks have not all connected yet."));
   }
+}
+
+std::string CudaGroup::find_dead_peer(std::optional<int> only) const {
   const auto group = group_.lock();
   if (!group || !group->shared()) {
     return "";
@@ -102,10 +110,9 @@ std::string CudaGroup::find_dead_peer() {
   const Peers& peers = group->shared()->peers;
   for (int peer = 0; peer < peers.n_ranks(); ++peer) {
     const Peer& one = peers.peers[static_cast<std::size_t>(peer)];
-    if (peer != peers.rank && one.liveness_fd && has_ended(one.liveness_fd.get())) {
-      peer_died_at_ = Clock::now();
-      dead_peer_ = peers.describe(peer);
-      break;
+    if (peer != peers.rank && (!only || *only == peer) && one.liveness_fd &&
+        has_ended(one.liveness_fd.get())) {
+      return peers.describe(peer);
     }
   }
   return "";

@@ -13,6 +13,8 @@
 namespace horon::torch_backend {
 namespace {
 
+using c10::cuda::CUDAStream;
+
 // See decision 0017: a call on a non-blocking communicator costs NCCL a thread. All ranks have met
 // before NCCL is asked to connect them, so blocking ones do not wait for a rank that never comes.
 bool wants_blocking() {
@@ -36,23 +38,27 @@ NcclApi& nccl_api() {
   return *api;
 }
 
-CudaLane::CudaLane(std::unique_ptr<Communicator> communicator, c10::DeviceIndex device)
-    : stream_(c10::cuda::getStreamFromPool(/*isHighPriority=*/true, device)),
-      n_multiprocessors_(multiprocessors_of(device)),
-      events_(device),
+CudaLane::CudaLane(std::unique_ptr<Communicator> communicator, const CUDAStream& stream)
+    : stream_(stream),
+      n_multiprocessors_(multiprocessors_of(stream.device_index())),
+      events_(stream.device_index()),
       transport_(nccl_api(), std::move(communicator), copies_with(n_multiprocessors_)) {}
 
 std::unique_ptr<CudaLane> CudaLane::connect(const c10::intrusive_ptr<c10d::Store>& store,
                                             const std::string& name, int rank, int n_ranks,
-                                            c10::DeviceIndex device, const Deadline& deadline) {
+                                            c10::DeviceIndex device, const Deadline& deadline,
+                                            std::optional<CUDAStream> stream,
+                                            std::function<void()> check) {
   const c10::cuda::CUDAGuard guard(device);
-  StoreAdapter adapter(store);
+  StoreAdapter adapter(store, std::move(check));
   const NcclUniqueId id = exchange_unique_id(adapter, nccl_api(), rank, n_ranks, name, deadline);
   NcclConfig config;
   config.is_blocking = wants_blocking();
   config.name = name;
-  return std::unique_ptr<CudaLane>(
-      new CudaLane(Communicator::connect(nccl_api(), id, rank, n_ranks, config, deadline), device));
+  auto communicator = Communicator::connect(nccl_api(), id, rank, n_ranks, config, deadline);
+  return std::unique_ptr<CudaLane>(new CudaLane(
+      std::move(communicator),
+      stream ? *stream : c10::cuda::getStreamFromPool(/*isHighPriority=*/true, device)));
 }
 
 }  // namespace horon::torch_backend

@@ -3,7 +3,9 @@
 
 #include <c10/cuda/CUDAStream.h>
 
+#include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
@@ -21,16 +23,19 @@ NcclApi& nccl_api();
 class CudaLane {
  public:
   // Blocks until all ranks have come. `name` tells the communicators of a store apart. The ranks'
-  // devices may have different numbers. Throws TimeoutError, which names the missing ranks, and
-  // GroupError.
+  // devices may have different numbers. Without `stream` it gets one of its own. `check` is called
+  // now and then meanwhile; it throws where waiting has no sense any more. Throws
+  // TimeoutError, which names the missing ranks, and GroupError.
   static std::unique_ptr<CudaLane> connect(const c10::intrusive_ptr<c10d::Store>& store,
                                            const std::string& name, int rank, int n_ranks,
-                                           c10::DeviceIndex device, const Deadline& deadline);
+                                           c10::DeviceIndex device, const Deadline& deadline,
+                                           std::optional<c10::cuda::CUDAStream> stream = {},
+                                           std::function<void()> check = {});
 
   NcclTransport& transport() { return transport_; }
   int rank() const { return transport_.rank(); }
   int n_ranks() const { return transport_.n_ranks(); }
-  // Of high priority, from torch's pool: for asynchronous operations.
+  // For asynchronous operations. Of high priority, from torch's pool, unless it was given.
   const c10::cuda::CUDAStream& stream() const { return stream_; }
   EventPool& events() { return events_; }
   c10::DeviceIndex device() const { return stream_.device_index(); }
@@ -38,7 +43,7 @@ class CudaLane {
   std::uint32_t n_multiprocessors() const { return n_multiprocessors_; }
 
  private:
-  CudaLane(std::unique_ptr<Communicator> communicator, c10::DeviceIndex device);
+  CudaLane(std::unique_ptr<Communicator> communicator, const c10::cuda::CUDAStream& stream);
 
   const c10::cuda::CUDAStream stream_;
   const std::uint32_t n_multiprocessors_;

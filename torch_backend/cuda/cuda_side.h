@@ -38,6 +38,10 @@ class CudaState {
   c10::DeviceIndex device_of(int set);
   void set_default_device(c10::DeviceIndex device);
 
+  // Where batches run, if not on a stream of their set's own.
+  void run_on(const c10::cuda::CUDAStream& stream);
+  std::optional<c10::cuda::CUDAStream> stream();
+
   // Keeps tensors until the event has come; null: until the next sweep.
   void keep(TensorList tensors, SharedEvent until);
   // Lets go of what need not be kept any more.
@@ -56,6 +60,7 @@ class CudaState {
   std::map<int, c10::DeviceIndex> devices_;  // by set
   std::optional<c10::DeviceIndex> last_device_;
   c10::DeviceIndex default_device_ = 0;
+  std::optional<c10::cuda::CUDAStream> stream_;
   std::deque<Kept> kept_;
 };
 

@@ -40,6 +40,8 @@ class WithCuda final : public NamedCuda {
         CudaSide{state_, state_->mark(stream), std::move(devices), nullptr, false});
   }
 
+  void run_on(const c10::Stream& stream) override { state_->run_on(c10::cuda::CUDAStream(stream)); }
+
   void set_default_device(int device) override {
     state_->set_default_device(static_cast<c10::DeviceIndex>(std::max(device, 0)));
   }
@@ -81,8 +83,9 @@ bool has_come(const CudaSide& side) { return !side.done || (*side.done)->is_done
 
 void await_on_stream(TensorOperation& operation) {
   const CudaSide& side = *operation.cuda;
-  const c10::cuda::CUDAStream stream =
-      c10::cuda::getCurrentCUDAStream(side.ready.stream.device_index());
+  const c10::DeviceIndex device = side.ready.stream.device_index();
+  const c10::cuda::CUDAGuard guard(device);  // the default stream has one handle on all devices
+  const c10::cuda::CUDAStream stream = c10::cuda::getCurrentCUDAStream(device);
   if (side.done) {
     (*side.done)->block(stream.stream());
   }
@@ -154,6 +157,16 @@ c10::DeviceIndex CudaState::device_of(int set) {
 void CudaState::set_default_device(c10::DeviceIndex device) {
   const std::lock_guard lock(mutex_);
   default_device_ = device;
+}
+
+void CudaState::run_on(const c10::cuda::CUDAStream& stream) {
+  const std::lock_guard lock(mutex_);
+  stream_ = stream;
+}
+
+std::optional<c10::cuda::CUDAStream> CudaState::stream() {
+  const std::lock_guard lock(mutex_);
+  return stream_;
 }
 
 void CudaState::keep(TensorList tensors, SharedEvent until) {

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from horon import _C, _build_info
 from horon.common._context import default_context
 from horon.common.process_sets import ProcessSet, global_process_set
 
@@ -153,8 +154,11 @@ def gloo_built() -> bool:
 
 
 def nccl_built() -> int:
-    """NCCL's version code if this build has NCCL, else 0. Source: Horovod 0.28.1 ``nccl_built``."""
-    return 0
+    """NCCL's version code (23007: 2.30.7) if this build has its GPU parts, else 0.
+
+    Source: Horovod 0.28.1 ``nccl_built``.
+    """
+    return _C.nccl_version() if _build_info.CUDA else 0
 
 
 def ddl_built() -> bool:
@@ -168,8 +172,8 @@ def ccl_built() -> bool:
 
 
 def cuda_built() -> bool:
-    """Whether CUDA tensors work, which they do not yet in any build. Source: Horovod 0.28.1 ``cuda_built``."""
-    return False
+    """Whether this build has its GPU parts, so that CUDA tensors work. Source: Horovod 0.28.1 ``cuda_built``."""
+    return _build_info.CUDA
 
 
 def rocm_built() -> bool:

@@ -27,8 +27,8 @@ def alltoall_async(
         process_set: The ranks that take part.
 
     Returns:
-        A handle; synchronize() returns the received rows and, in a tensor of `splits`' dtype (int32 unless it is a
-        tensor), how many of them came from each rank.
+        A handle; synchronize() returns the received rows and, in a tensor of `splits`' dtype and device (int32 on the
+        CPU unless it is a tensor), how many of them came from each rank.
 
     Raises:
         ValueError: As :func:`allreduce_async`; or the splits do not fit the tensor or the number of ranks.
@@ -38,16 +38,16 @@ def alltoall_async(
     check((tensor,))
     number = id_of(process_set)
     numbers: list[int] | None = None
-    dtype = torch.int32
+    dtype, device = torch.int32, torch.device("cpu")
     if isinstance(splits, torch.Tensor):
         if splits.dim() != 1 or splits.dtype.is_floating_point:
             raise ValueError("horon: alltoall: splits must be a one-dimensional tensor of integers.")
-        numbers, dtype = splits.tolist(), splits.dtype
+        numbers, dtype, device = splits.tolist(), splits.dtype, splits.device
     elif splits is not None:
         numbers = [int(split) for split in splits]
     name = default_context.name("alltoall", name, number)
     handle = default_context.engine.alltoall(tensor, numbers, name, number)
-    return expect(handle, lambda outputs: (outputs[0], outputs[1].to(dtype)), tensor)
+    return expect(handle, lambda outputs: (outputs[0], outputs[1].to(device, dtype)), tensor)
 
 
 def alltoall(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from horon.common._context import default_context
 from horon.common.exceptions import HorovodInternalError
 from horon.common.process_sets import ProcessSet, global_process_set
@@ -12,6 +14,8 @@ from horon.torch._issue import id_of
 
 def poll(handle: int) -> bool:
     """Whether an operation is over, so that synchronize() does not block. Does not block itself.
+
+    Of CUDA tensors: whether the GPU has come to the end of it.
 
     Raises:
         ValueError: No operation has this handle, or synchronize() was called for it.
@@ -23,6 +27,9 @@ def poll(handle: int) -> bool:
 
 def synchronize(handle: int) -> Any:
     """Waits for an operation and returns its result: a tensor, or a tuple for grouped operations and alltoall.
+
+    Of CUDA tensors it waits only until the ranks have agreed and the GPU was told; then it makes the current stream
+    wait for the result, as operations of PyTorch do.
 
     Returns None when synchronize() was called for this handle before, as in Horovod. Ctrl-C works while it waits.
 
@@ -55,7 +62,7 @@ def join(device: int = -1) -> int:
     Meanwhile it takes part in the others' operations with zeros; Average still divides by the number of all ranks.
 
     Args:
-        device: Not used; Horovod's GPU for the zeros.
+        device: The GPU for the zeros, where this rank has not used one before. -1: the current one.
 
     Returns:
         The rank that joined last.
@@ -63,9 +70,17 @@ def join(device: int = -1) -> int:
     Source: Horovod 0.28.1 ``join``.
     """
     engine = default_context.engine
-    last = int(engine.wait(engine.join())[0].item())
+    last = int(engine.wait(engine.join(_device_for_zeros(device)))[0].item())
     default_context.joined()
     return last
+
+
+def _device_for_zeros(device: int) -> int:
+    """CUDA is not initialised for it: a rank that has used none gets its GPU by its place on the node."""
+    if device >= 0:
+        return device
+    has_context: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    return torch.cuda.current_device() if has_context else default_context.topology.local_rank
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:

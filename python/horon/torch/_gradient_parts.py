@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -63,6 +64,12 @@ def strides_of_gradient(parameter: torch.Tensor) -> tuple[int, ...]:
     return torch.empty_like(parameter, device="meta").stride()
 
 
+class BufferMaker(Protocol):
+    """Makes memory for gradients."""
+
+    def __call__(self, n_elements: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor: ...
+
+
 def new_buffer(n_elements: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """Memory for gradients: in the arena, or, where there is none or it is full, anywhere."""
     if device.type == "cpu":
@@ -73,28 +80,76 @@ def new_buffer(n_elements: int, dtype: torch.dtype, device: torch.device) -> tor
     return torch.empty(n_elements, dtype=dtype, device=device)
 
 
-class Packed:
-    """Gradients of one dtype, one after another in one buffer in the arena: a parameter's ``.grad`` is its view."""
+class SideBySide:
+    """Memory on GPUs for gradients that are reduced one after another: one piece for each dtype and device.
 
-    def __init__(self, slots: Sequence[Slot], compression: type[Compressor], sparse_as_dense: bool) -> None:
+    Buffers that are asked for in the order of the backward pass are handed out from its end on. So those that the
+    engine reduces together, which it sorts by the order of the forward pass, lie as in its fusion buffer: they are
+    reduced where they are, by one call.
+
+    Args:
+        n_elements: How many will be asked for, by dtype and device.
+    """
+
+    def __init__(self, n_elements: Mapping[tuple[torch.dtype, torch.device], int]) -> None:
+        self._left = {
+            (dtype, device): torch.empty(n, dtype=dtype, device=device) for (dtype, device), n in n_elements.items()
+        }
+
+    def __call__(self, n_elements: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        left = self._left.get((dtype, device))
+        if left is None or left.numel() < n_elements:
+            return new_buffer(n_elements, dtype, device)
+        self._left[dtype, device] = left[: left.numel() - n_elements]
+        return left[left.numel() - n_elements :]
+
+
+class Packed:
+    """Gradients of one dtype, one after another in one buffer: a parameter's ``.grad`` is its view."""
+
+    def __init__(
+        self, slots: Sequence[Slot], compression: type[Compressor], sparse_as_dense: bool, make_buffer: BufferMaker
+    ) -> None:
         self.slots = slots
         first = slots[0].parameter
-        unit = max(_ALIGNMENT_BYTES // first.dtype.itemsize, 1)
-        starts = [0]
-        for slot in slots:
-            starts.append(starts[-1] + -(-slot.parameter.numel() // unit) * unit)
-        self._buffer = new_buffer(starts[-1], first.dtype, first.device).zero_()
+        starts = self._starts(slots)
+        self._buffer = make_buffer(starts[-1], first.dtype, first.device).zero_()
         for slot, start in zip(slots, starts, strict=False):
             part = self._buffer[start : start + slot.parameter.numel()]
             slot.view = part.as_strided(slot.parameter.size(), strides_of_gradient(slot.parameter))
         self._parameters = [slot.parameter for slot in slots]
         self._views = [slot.view for slot in slots if slot.view is not None]
         self._sent = self._buffer
-        dtype_sent = dtype_sent_by(compression)
-        if dtype_sent is not None and first.dtype.is_floating_point:
-            self._sent = new_buffer(starts[-1], dtype_sent, first.device).zero_()
+        dtype_sent = self._dtype_sent(slots, compression)
+        if dtype_sent is not first.dtype:
+            self._sent = make_buffer(starts[-1], dtype_sent, first.device).zero_()
         self._sparse_as_dense = sparse_as_dense
         self._sparse: list[Slot] = []
+
+    @staticmethod
+    def _starts(slots: Sequence[Slot]) -> list[int]:
+        """Where each gradient begins, and where the last one ends, in elements."""
+        unit = max(_ALIGNMENT_BYTES // slots[0].parameter.dtype.itemsize, 1)
+        starts = [0]
+        for slot in slots:
+            starts.append(starts[-1] + -(-slot.parameter.numel() // unit) * unit)
+        return starts
+
+    @staticmethod
+    def _dtype_sent(slots: Sequence[Slot], compression: type[Compressor]) -> torch.dtype:
+        dtype = slots[0].parameter.dtype
+        return (dtype_sent_by(compression) or dtype) if dtype.is_floating_point else dtype
+
+    @classmethod
+    def needs(cls, slots: Sequence[Slot], compression: type[Compressor]) -> Counter[tuple[torch.dtype, torch.device]]:
+        """How many elements it asks its make_buffer for."""
+        first = slots[0].parameter
+        n_elements = cls._starts(slots)[-1]
+        needed = Counter({(first.dtype, first.device): n_elements})
+        dtype_sent = cls._dtype_sent(slots, compression)
+        if dtype_sent is not first.dtype:
+            needed[dtype_sent, first.device] += n_elements
+        return needed
 
     def pack(self) -> torch.Tensor:
         self._sparse.clear()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import weakref
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,12 +18,22 @@ from horon.common.exceptions import HorovodInternalError
 from horon.common.process_sets import ProcessSet
 from horon.common.util import split_list
 from horon.torch._allreduce import sparse_allreduce_async
-from horon.torch._gradient_parts import Direct, Packed, Part, Slot, works_by_element
+from horon.torch._gradient_parts import (
+    BufferMaker,
+    Direct,
+    Packed,
+    Part,
+    SideBySide,
+    Slot,
+    new_buffer,
+    works_by_element,
+)
 from horon.torch._issue import id_of
 from horon.torch.compression import Compressor
 
 # A gradient of at least so many bytes goes by itself, from where autograd put it.
 _DIRECT_BYTES = 256 * 1024
+_DIRECT_BYTES_ON_GPU = 1024 * 1024
 # Smaller ones go together, in the order of the backward pass, up to so many bytes at once.
 _BUCKET_BYTES = 1024 * 1024
 
@@ -130,7 +141,7 @@ class GradientReducer:
         """Moves gradients that the user keeps from step to step into the arena. They are about to be set to zero."""
         for bucket in self._buckets or ():
             for part in bucket.parts:
-                if isinstance(part, Direct):
+                if isinstance(part, Direct) and part.slots[0].parameter.is_cpu:
                     parameter = part.slots[0].parameter
                     gradient = parameter.grad
                     if gradient is not None and not gradient.is_sparse and gradient is not part.slots[0].view:
@@ -176,7 +187,8 @@ class GradientReducer:
             factor,
             number,
             bucket.priority,
-            will_wait_later=True,
+            # On the CPU the reduction may be left to whoever waits; a GPU works on it meanwhile.
+            will_wait_later=tensors[0].is_cpu,
         )
 
     def _send_sparse(self, bucket: _Bucket) -> None:
@@ -200,7 +212,9 @@ class GradientReducer:
     def _build(self) -> None:
         """Lays out the buckets, and starts to ask whether all ranks have the same."""
         options = self._options
-        layout = [self._parts_of(slots) for slots in self._slots_of_buckets()]
+        buckets = self._slots_of_buckets()
+        make_buffer = self._memory_for(buckets)
+        layout = [self._parts_of(slots, make_buffer) for slots in buckets]
         described = [[[slot.describe() for slot in part.slots] for part in parts] for parts in layout]
         digest = hashlib.sha256(repr(described).encode()).digest()
         self._digest = digest[:4].hex()
@@ -227,12 +241,12 @@ class GradientReducer:
         if groups is None:
             return self._automatic_buckets(list(reversed(self._slots)))
         if isinstance(groups, int):
-            return [list(slots) for slots in split_list(self._slots, groups) if slots]
+            return _on_one_kind_of_device([list(slots) for slots in split_list(self._slots, groups)])
         slot_of = {slot.parameter: slot for slot in self._slots}
         chosen = [[slot_of[parameter] for parameter in group if parameter in slot_of] for group in groups]
         grouped = {slot for slots in chosen for slot in slots}
         rest = [slot for slot in reversed(self._slots) if slot not in grouped]
-        return [slots for slots in chosen if slots] + self._automatic_buckets(rest)
+        return _on_one_kind_of_device(chosen) + self._automatic_buckets(rest)
 
     def _automatic_buckets(self, slots: list[Slot]) -> list[list[Slot]]:
         buckets: list[list[Slot]] = []
@@ -253,19 +267,35 @@ class GradientReducer:
 
     def _is_direct(self, slot: Slot) -> bool:
         n_bytes = slot.parameter.numel() * slot.parameter.dtype.itemsize
-        return n_bytes >= _DIRECT_BYTES or not works_by_element(self._options.compression)
+        limit = _DIRECT_BYTES if slot.parameter.is_cpu else _DIRECT_BYTES_ON_GPU
+        return n_bytes >= limit or not works_by_element(self._options.compression)
 
-    def _parts_of(self, slots: list[Slot]) -> list[Part]:
-        options = self._options
-        parts: list[Part] = []
+    def _memory_for(self, buckets: list[list[Slot]]) -> BufferMaker:
+        """On GPUs the buckets' memory lies side by side."""
+        needed: Counter[tuple[torch.dtype, torch.device]] = Counter()
+        for slots in buckets:
+            for together in self._packed_in(slots):
+                if not together[0].parameter.is_cpu:
+                    needed += Packed.needs(together, self._options.compression)
+        return SideBySide(needed) if needed else new_buffer
+
+    def _packed_in(self, slots: list[Slot]) -> list[list[Slot]]:
+        """The gradients of a bucket that share a buffer: by dtype and device."""
         packed: dict[tuple[torch.dtype, torch.device], list[Slot]] = {}
         for slot in slots:
-            if self._is_direct(slot):
-                parts.append(Direct(slot, options.compression, options.sparse_as_dense))
-            else:
+            if not self._is_direct(slot):
                 packed.setdefault((slot.parameter.dtype, slot.parameter.device), []).append(slot)
-        parts += [Packed(together, options.compression, options.sparse_as_dense) for together in packed.values()]
-        return parts
+        return list(packed.values())
+
+    def _parts_of(self, slots: list[Slot], make_buffer: BufferMaker) -> list[Part]:
+        options = self._options
+        parts: list[Part] = [
+            Direct(slot, options.compression, options.sparse_as_dense) for slot in slots if self._is_direct(slot)
+        ]
+        return parts + [
+            Packed(together, options.compression, options.sparse_as_dense, make_buffer)
+            for together in self._packed_in(slots)
+        ]
 
     def _name_of(self, part: Part) -> str:
         """A parameter's own, as in Horovod; for several, the first one's, and what makes the layout unmistakable."""
@@ -285,3 +315,11 @@ class GradientReducer:
                 f"this one's are not those of rank(s) {others} of the process set. Build the same model and optimizer "
                 "on all ranks."
             )
+
+
+def _on_one_kind_of_device(groups: list[list[Slot]]) -> list[list[Slot]]:
+    """Divides groups that have gradients on the CPU and on GPUs, which can not go out together; drops empty ones."""
+    halves = (
+        [slot for slot in slots if slot.parameter.is_cpu is on_cpu] for slots in groups for on_cpu in (True, False)
+    )
+    return [slots for slots in halves if slots]

@@ -107,19 +107,21 @@ def _take(optimizer: torch.optim.Optimizer, parameters: list[torch.Tensor], desc
     for number, values in described.state.items():
         before = old.get(parameters[number], {})
         optimizer.state[parameters[number]] = {
-            name: _room_for(value, before.get(name)) if isinstance(value, _TensorSpec) else value
+            name: _room_for(value, before.get(name), parameters[number]) if isinstance(value, _TensorSpec) else value
             for name, value in values.items()
         }
 
 
-def _room_for(spec: _TensorSpec, old: Any) -> torch.Tensor:
+def _room_for(spec: _TensorSpec, old: Any, parameter: torch.Tensor) -> torch.Tensor:
+    """A tensor for the root's values: the old one, or a new one on the parameter's own GPU if it belongs on one."""
     if (
         isinstance(old, torch.Tensor)
         and (tuple(old.shape), old.dtype, old.device.type) == (spec.shape, spec.dtype, spec.device)
         and old.is_contiguous()
     ):
         return old
-    return torch.empty(spec.shape, dtype=spec.dtype, device=spec.device)
+    device = parameter.device if parameter.device.type == spec.device else torch.device(spec.device)
+    return torch.empty(spec.shape, dtype=spec.dtype, device=device)
 
 
 def _broadcast_tensors(

@@ -1,0 +1,17 @@
+#include "cuda/device_copies.h"
+
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
+
+#include "cuda/pack_kernels.h"
+
+namespace horon::torch_backend {
+
+void copy_on_device(const std::vector<ByteCopy>& copies, c10::Device device) {
+  const c10::cuda::CUDAGuard guard(device);
+  PackOptions options;
+  options.n_multiprocessors = multiprocessors_of(device.index());
+  launch_pack(plan_copies(copies, options), c10::cuda::getCurrentCUDAStream().stream());
+}
+
+}  // namespace horon::torch_backend
