@@ -63,7 +63,10 @@ def group_backend() -> str:
 def simulator_environment() -> dict[str, str]:
     """What makes a child process run on the simulated CUDA and NCCL, which is built if need be."""
     build = [sys.executable, str(HERE.parent / "cuda_simulator" / "build.py")]
-    library = subprocess.run(build, capture_output=True, text=True, check=True).stdout.strip()
+    built = subprocess.run(build, capture_output=True, text=True)
+    if built.returncode != 0:
+        raise RankError(f"the CUDA simulator cannot be built:\n{built.stderr[-3000:]}")
+    library = built.stdout.strip()
     preloaded = f"{library}:{os.environ['LD_PRELOAD']}" if os.environ.get("LD_PRELOAD") else library
     # Entries of streams are late by up to that much, so that what nobody waits for is not there in time.
     delay_us = os.environ.get("HORON_SIMULATOR_DELAY_US", "200")
