@@ -16,6 +16,7 @@ sys.path.insert(0, str(HERE.parent / "python"))
 sys.path.insert(0, str(HERE))
 
 import gpu_harness  # noqa: E402  (after its folder is known)
+from cuda_simulator import has_gpu_parts  # noqa: E402
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -34,6 +35,8 @@ def pytest_configure(config: pytest.Config) -> None:
 @lru_cache(maxsize=1)
 def why_not() -> str | None:
     """Why the tests can not run here, or None."""
+    if gpu_harness.tested_backend() == "horon" and not has_gpu_parts():
+        return "horon was built without its GPU parts"
     if gpu_harness.on_simulator():
         return None
     import torch

@@ -25,6 +25,20 @@ import harness
 import pytest
 import torch
 
+
+def has_gpu_parts() -> bool:
+    """Whether the horon that is tested carries CUDA tensors; a CUDA build of torch alone is not enough."""
+    try:
+        from horon import _build_info
+    except ImportError:
+        return False
+    return bool(_build_info.CUDA)
+
+
+needs_gpu_parts = pytest.mark.skipif(
+    not has_gpu_parts(), reason="horon was built without its GPU parts; HORON_CUDA=1 says what they need"
+)
+
 BUILD_SCRIPT = Path(__file__).resolve().parents[1] / "cuda_simulator" / "build.py"
 
 

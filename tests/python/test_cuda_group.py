@@ -11,11 +11,13 @@ import random
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from cuda_simulator import CudaSimulator
+from cuda_simulator import CudaSimulator, needs_gpu_parts
 from harness import Cases, assert_clean_exits, expect_error
 
 if TYPE_CHECKING:
     import torch
+
+pytestmark = needs_gpu_parts
 
 LATE = {"HORON_SIMULATOR_DELAY_US": "400"}
 

@@ -14,12 +14,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from cuda_simulator import CudaSimulator
+from cuda_simulator import CudaSimulator, needs_gpu_parts
 from harness import Cases, assert_clean_exits, expect_error, store
 from horovod_session import horovod
 
 if TYPE_CHECKING:
     import torch
+
+pytestmark = needs_gpu_parts
 
 LATE = {"HORON_SIMULATOR_DELAY_US": "400"}
 
