@@ -83,15 +83,16 @@ class NcclSimulation {
     }
   }
 
-  // The sum over the ranks of `count` elements from `offset` on.
+  // The sum over the ranks of `count` elements from `offset` on. Unsigned, which has the same bits:
+  // what lies in the gaps of a buffer is added, too, and may be anything.
   static Bytes sum(const std::vector<NcclCall>& calls, std::size_t offset, std::size_t count) {
-    std::vector<std::int32_t> total(count, 0);
+    std::vector<std::uint32_t> total(count, 0);
     for (const NcclCall& call : calls) {
       for (std::size_t i = 0; i < count; ++i) {
-        total[i] += static_cast<const std::int32_t*>(call.send)[offset + i];
+        total[i] += static_cast<const std::uint32_t*>(call.send)[offset + i];
       }
     }
-    return bytes_of(total.data(), count * sizeof(std::int32_t));
+    return bytes_of(total.data(), count * sizeof(std::uint32_t));
   }
 
   static void store(void* target, const Bytes& bytes) {
