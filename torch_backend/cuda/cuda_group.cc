@@ -9,15 +9,10 @@
 
 #include "core/error.h"
 #include "core/log.h"
-#include "cuda/cuda_work.h"
 #include "cuda/device_guard.h"
-#include "cuda/pack_kernels.h"
 #include "cuda/stream.h"
-#include "dtype_bridge.h"
 #include "errors.h"
-#include "finished_work.h"
 #include "group.h"
-#include "nccl/fused_all_reduce.h"
 #include "process_exit.h"
 
 namespace horon::torch_backend {
@@ -28,42 +23,13 @@ using c10::cuda::CUDAStream;
 // A healthy communicator is freed at once.
 constexpr std::chrono::seconds kCloseTimeout{10};
 
-at::Tensor scratch_on_current_stream(std::size_t bytes, c10::Device device) {
-  return at::empty({static_cast<int64_t>(bytes)},
-                   at::TensorOptions().dtype(at::kByte).device(device));
-}
-
 bool is_capturing_on(c10::DeviceIndex device) {
   return is_capturing(c10::cuda::getCurrentCUDAStream(device).stream());
-}
-
-std::byte* data_of(const at::Tensor& tensor) {
-  return static_cast<std::byte*>(tensor.numel() == 0 ? nullptr : tensor.data_ptr());
 }
 
 template <class Vector>
 void append(Vector& to, Vector& from) {
   std::move(from.begin(), from.end(), std::back_inserter(to));
-}
-
-std::string text_of(const DeviceCall& call) {
-  return std::string(call.name()) + " #" + std::to_string(call.sequence);
-}
-
-// Nearly always one list: a plan is for one kind of 8-bit floats.
-std::vector<std::vector<Request>> by_float8(std::vector<Request>& requests) {
-  std::vector<std::vector<Request>> lists;
-  for (Request& request : requests) {
-    const Float8 kind = float8_of(request.type_code);
-    auto alike = std::find_if(lists.begin(), lists.end(), [&](const std::vector<Request>& list) {
-      return float8_of(list.front().type_code) == kind;
-    });
-    if (alike == lists.end()) {
-      alike = lists.emplace(lists.end());
-    }
-    alike->push_back(std::move(request));
-  }
-  return lists;
 }
 
 // Shows the call in a profiler's trace.
@@ -274,130 +240,6 @@ DeviceSide::WorkPtr CudaGroup::end_coalescing(const DeviceCall& call) {
   } catch (...) {
     rethrow_failed();
   }
-}
-
-// --- queueing ---
-
-DeviceSide::WorkPtr CudaGroup::queue(CudaLane& lane, Batch batch, const DeviceCall& call) {
-  const c10::cuda::CUDAGuard device_guard(lane.device());
-  const CUDAStream caller = c10::cuda::getCurrentCUDAStream(lane.device());
-  const CUDAStream& stream = call.is_async ? lane.stream() : caller;
-  const bool is_captured = is_capturing(caller.stream());
-  flush_batches(stream, is_captured);
-  release_ended();
-  if (stream != caller) {
-    const EventPool::Lease begin = lane.events().acquire();
-    begin->record(caller.stream());
-    begin->block(stream.stream());
-  }
-  const Deadline deadline = Deadline::after(call.timeout);
-  {
-    const c10::cuda::CUDAStreamGuard stream_guard(stream);
-    for (Collective& collective : batch.collectives) {
-      collective.prepare();
-    }
-    launch(lane, batch, stream, text_of(call), deadline);
-    for (Collective& collective : batch.collectives) {
-      collective.finish();
-    }
-  }
-  last_sequence_.store(call.sequence, std::memory_order_relaxed);
-  EventPool::Lease end = lane.events().acquire();
-  end->record(stream.stream());
-
-  std::vector<at::Tensor> kept;
-  if (stream != caller) {
-    append(kept, batch.inputs);
-    kept.insert(kept.end(), batch.outputs.begin(), batch.outputs.end());
-    for (Collective& collective : batch.collectives) {
-      append(kept, collective.kept_alive);
-      for (const auto& [stand_in, user_tensor] : collective.copy_in) {
-        kept.push_back(stand_in);
-      }
-      for (const auto& [user_tensor, stand_in] : collective.copy_back) {
-        kept.push_back(stand_in);
-      }
-    }
-  }
-  const CudaOperation::Origin origin{call.name(), call.sequence, next_completion_key(), deadline};
-  const auto operation = std::make_shared<CudaOperation>(
-      origin, CudaOperation::Streams{caller, stream}, std::move(end), std::move(kept));
-  if (!is_captured) {
-    watch(operation);
-  }
-  if (!call.is_async && hooks_->on_completion.is_empty()) {
-    return nullptr;  // Python then skips wait()
-  }
-  CudaWork::Origin work_origin;
-  work_origin.rank = rank_;
-  work_origin.op_type = call.op_type;
-  work_origin.timeout = call.timeout;
-  work_origin.is_captured = is_captured;
-  work_origin.group = group_;
-  return c10::make_intrusive<CudaWork>(work_origin, operation, std::move(batch.outputs));
-}
-
-void CudaGroup::launch(CudaLane& lane, Batch& batch, const CUDAStream& stream,
-                       const std::string& operation, const Deadline& deadline) {
-  std::vector<Request>& requests = batch.requests;
-  if (requests.size() > 1) {
-    launch_fused(lane, requests, stream, operation, deadline);
-  }
-  NcclPlan plan;
-  // Memory of the stream: whoever gets it next uses it behind these calls.
-  std::vector<at::Tensor> scratch;
-  for (const std::vector<Request>& alike : by_float8(requests)) {
-    NcclPlace place{lane.rank(), lane.n_ranks(), float8_of(alike.front().type_code), nullptr};
-    if (const std::size_t bytes = scratch_bytes(alike, lane.n_ranks()); bytes > 0) {
-      scratch.push_back(scratch_on_current_stream(bytes, stream.device()));
-      place.scratch = data_of(scratch.back());
-    }
-    NcclPlan part = plan_nccl(alike, place);
-    append(plan.before, part.before);
-    append(plan.calls, part.calls);
-    append(plan.after, part.after);
-  }
-  append(plan.calls, batch.messages);
-  lane.transport().issue(plan, stream.stream(), operation, deadline);
-}
-
-void CudaGroup::launch_fused(CudaLane& lane, std::vector<Request>& requests,
-                             const CUDAStream& stream, const std::string& operation,
-                             const Deadline& deadline) {
-  const auto is_reduction = [](const Request& request) {
-    return pattern(request.kind) == Pattern::kReduceToAll && request.refusal.empty();
-  };
-  std::vector<Request> reductions;
-  std::vector<Request> others;
-  for (Request& request : requests) {
-    (is_reduction(request) ? reductions : others).push_back(std::move(request));
-  }
-  const FusionDecision decision = decide_fusion(fusion_tensors(reductions), fusion_cost_);
-  std::size_t buffer_bytes = 0;
-  for (const FusionBatch& fused : decision.batches) {
-    buffer_bytes = std::max(buffer_bytes, static_cast<std::size_t>(fused.bytes));
-  }
-  if (buffer_bytes > 0) {
-    // One for all batches, which the stream keeps apart.
-    const at::Tensor buffer = scratch_on_current_stream(buffer_bytes, stream.device());
-    for (const FusionBatch& fused : decision.batches) {
-      FusedPlace place;
-      place.n_ranks = lane.n_ranks();
-      place.float8 = float8_of(reductions[fused.tensors.front()].type_code);
-      place.buffer = data_of(buffer);
-      place.n_multiprocessors = lane.n_multiprocessors();
-      const FusedAllReduce plan = plan_fused_all_reduce(reductions, fused, place);
-      NcclPlan call;
-      call.calls.push_back(plan.call);
-      launch_pack(plan.pack, stream.stream());
-      lane.transport().issue(call, stream.stream(), operation, deadline);
-      launch_pack(plan.unpack, stream.stream());
-    }
-  }
-  for (const std::size_t index : decision.direct) {
-    others.push_back(std::move(reductions[index]));
-  }
-  requests = std::move(others);
 }
 
 // --- what is under way ---
