@@ -12,6 +12,7 @@
 #include "core/log.h"
 #include "cuda/cuda_error.h"
 #include "cuda/pack_kernels.h"
+#include "cuda/stream.h"
 #include "nccl/named_batch_plan.h"
 
 namespace horon::torch_backend {
@@ -23,21 +24,6 @@ constexpr std::size_t kManyPending = 64;
 // How long a shutdown waits for the GPU, and then for NCCL.
 constexpr std::chrono::seconds kGpuPatience{5};
 constexpr std::chrono::seconds kNcclPatience{3};
-
-// Another thread may be capturing a graph in the mode that forbids this one most calls.
-class UncapturedScope {
- public:
-  UncapturedScope() { HORON_CUDA_CHECK(cudaThreadExchangeStreamCaptureMode(&mode_)); }
-  ~UncapturedScope() {
-    warn_on_cuda_error(cudaThreadExchangeStreamCaptureMode(&mode_),
-                       "cudaThreadExchangeStreamCaptureMode");
-  }
-  UncapturedScope(const UncapturedScope&) = delete;
-  UncapturedScope& operator=(const UncapturedScope&) = delete;
-
- private:
-  cudaStreamCaptureMode mode_ = cudaStreamCaptureModeThreadLocal;
-};
 
 CudaSide* side_of(const BatchTensor& tensor) {
   return tensor.operation ? static_cast<TensorOperation&>(*tensor.operation).cuda.get() : nullptr;
@@ -103,7 +89,7 @@ CudaLane& CudaBatches::lane(const WaitContext& context) {
 }
 
 void CudaBatches::run(const DeviceBatch& batch, const WaitContext& context) {
-  const UncapturedScope uncaptured;
+  const ThreadLocalCaptureScope uncaptured;
   CudaLane& lane = this->lane(context);
   const c10::cuda::CUDAStreamGuard guard(lane.stream());
   const std::string operation = describe(*batch.tensors.front().request);
@@ -166,7 +152,7 @@ std::string CudaBatches::check() {
   if (pending_.empty()) {
     return "";
   }
-  const UncapturedScope uncaptured;
+  const ThreadLocalCaptureScope uncaptured;
   forget_what_came();
   if (pending_.empty()) {
     return "";

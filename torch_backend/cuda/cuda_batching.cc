@@ -4,10 +4,10 @@
 #include <c10/cuda/CUDAGuard.h>
 
 #include <algorithm>
-#include <thread>
 
 #include "core/error.h"
 #include "core/log.h"
+#include "cuda/host_wait.h"
 #include "errors.h"
 #include "finished_work.h"
 #include "group.h"
@@ -67,15 +67,9 @@ class BatchedWork final : public c10d::Work {
 
   bool wait(std::chrono::milliseconds timeout = kNoTimeout) override {
     synchronize();
-    const Deadline give_up = Deadline::after(timeout);
-    while (timeout > kNoTimeout && !batched_->has_ended()) {
-      if (give_up.has_passed()) {
-        C10_THROW_ERROR(DistBackendError, "horon: wait(timeout): Timed out waiting " +
-                                              std::to_string(timeout.count()) + "ms for " +
-                                              call_.name() + " #" + std::to_string(call_.sequence) +
-                                              ", which goes on; wait again, or abort the group.");
-      }
-      std::this_thread::sleep_for(std::chrono::microseconds(100));  // CUDA has no wait with a limit
+    if (timeout > kNoTimeout) {
+      await_on_host([this] { return batched_->has_ended(); }, timeout,
+                    std::string(call_.name()) + " #" + std::to_string(call_.sequence));
     }
     return true;
   }

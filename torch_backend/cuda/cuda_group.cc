@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <iterator>
-#include <thread>
 
 #include "core/error.h"
 #include "core/log.h"
@@ -306,23 +305,20 @@ void CudaGroup::shutdown(const Deadline& drain_until) {
     batching_->shutdown();
   }
   const auto is_idle = [this] {
-    const std::lock_guard lock(mutex_);
     return std::all_of(in_flight_.begin(), in_flight_.end(),
                        [](const OperationPtr& operation) { return operation->is_over(); });
   };
-  // The watcher ends what takes too long.
-  while (!is_idle() && !drain_until.has_passed()) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  }
-  std::string failure;
+  bool is_healthy = false;
   {
-    const std::lock_guard lock(mutex_);
-    failure = failure_;
+    // The watcher says so, and ends what takes too long.
+    std::unique_lock lock(mutex_);
+    const bool is_drained = idle_.wait_until(lock, drain_until.at(), is_idle);
+    is_healthy = is_drained && failure_.empty();
     if (failure_.empty()) {
       failure_ = "the process group was destroyed";
     }
   }
-  if (!failure.empty() || !is_idle()) {
+  if (!is_healthy) {
     abort("the process group was destroyed while operations were under way");
   } else {
     for (CudaLane* lane : lanes()) {
@@ -349,6 +345,7 @@ void CudaGroup::abort(const std::string& reason) {
     operation->fail(
         translated(std::make_exception_ptr(GroupError(concat(operation->text(), ": ", reason)))));
   }
+  idle_.notify_all();
   if (batching_) {
     batching_->abort(reason);
   }

@@ -15,6 +15,7 @@
 #pragma once
 
 #include <atomic>
+#include <condition_variable>
 #include <deque>
 #include <map>
 #include <memory>
@@ -125,6 +126,7 @@ class CudaGroup final : public DeviceSide,
   std::map<std::string, int> devices_used_;  // guarded by issue_mutex_; numbers lanes
 
   mutable std::mutex mutex_;
+  std::condition_variable idle_;  // nothing of in_flight_ is under way
   // Guarded by mutex_:
   std::map<std::pair<std::string, c10::DeviceIndex>, std::unique_ptr<CudaLane>> lanes_;
   std::deque<OperationPtr> in_flight_;  // in the order of their calls

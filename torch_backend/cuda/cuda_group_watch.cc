@@ -39,6 +39,7 @@ bool CudaGroup::look() noexcept {
   if (!is_watched_) {
     looks_ = 0;
     peer_died_at_.reset();
+    idle_.notify_all();
   }
   return is_watched_;
 }

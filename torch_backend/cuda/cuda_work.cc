@@ -2,20 +2,9 @@
 
 #include <c10/cuda/CUDAGuard.h>
 
-#include <thread>
-
-#include "interrupt.h"
-#include "process_exit.h"
+#include "cuda/host_wait.h"
 
 namespace horon::torch_backend {
-namespace {
-
-// Of a wait on the host with a limit, which CUDA does not have.
-constexpr std::chrono::microseconds kFirstPause{20};
-constexpr std::chrono::microseconds kLongestPause{1000};
-
-}  // namespace
-
 CudaWork::CudaWork(const Origin& origin, std::shared_ptr<CudaOperation> operation,
                    std::vector<at::Tensor> outputs)
     : c10d::Work(origin.rank, origin.op_type),
@@ -36,7 +25,7 @@ bool CudaWork::wait(std::chrono::milliseconds timeout) {
   }
   synchronize();
   if (timeout > kNoTimeout && !origin_.is_captured) {
-    wait_on_host(timeout);
+    await_on_host([this] { return operation_->has_ended(); }, timeout, operation_->text());
   }
   rethrow_error();
   return true;
@@ -44,25 +33,6 @@ bool CudaWork::wait(std::chrono::milliseconds timeout) {
 
 void CudaWork::synchronize() {
   operation_->block(c10::cuda::getCurrentCUDAStream(operation_->stream().device_index()));
-}
-
-void CudaWork::wait_on_host(std::chrono::milliseconds timeout) const {
-  const Deadline give_up = Deadline::after(timeout);
-  auto pause = kFirstPause;
-  while (!operation_->has_ended()) {
-    if (give_up.has_passed()) {
-      C10_THROW_ERROR(DistBackendError, "horon: wait(timeout): Timed out waiting " +
-                                            std::to_string(timeout.count()) + "ms for " +
-                                            operation_->text() +
-                                            ", which goes on; wait again, or abort the group.");
-    }
-    std::this_thread::sleep_for(pause);
-    pause = std::min(2 * pause, kLongestPause);
-    if (const auto* check_interrupt = interrupt_check()) {
-      (*check_interrupt)();
-    }
-  }
-  stay_if_process_exits();
 }
 
 bool CudaWork::isCompleted() { return origin_.is_captured || operation_->has_ended(); }

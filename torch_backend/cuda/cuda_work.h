@@ -46,7 +46,6 @@ class CudaWork final : public c10d::Work {
 
  private:
   void rethrow_error() const;
-  void wait_on_host(std::chrono::milliseconds timeout) const;
 
   const Origin origin_;
   const std::shared_ptr<CudaOperation> operation_;
