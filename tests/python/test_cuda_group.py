@@ -45,6 +45,13 @@ def _collectives(rank: int, size: int) -> None:
             if async_op:
                 work.wait()
             assert tensor.cpu().tolist() == [total, size]
+    with cases("an input that the GPU has yet to write"):
+        source = torch.full((1000,), 5.0).pin_memory()
+        tensor = torch.empty(1000, device="cuda")
+        torch.cuda._sleep(int(20 * 1.98e6))  # 20 ms at the simulated clock rate
+        tensor.copy_(source, non_blocking=True)
+        dist.all_reduce(tensor, async_op=True).wait()
+        assert tensor.cpu().tolist() == [5.0 * size] * 1000
     with cases("tensors that are dropped at once"):
         for value in range(100):
             dropped = _cuda([float(value)] * 500)
