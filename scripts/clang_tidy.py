@@ -3,8 +3,9 @@
     CLANG_TIDY=clang-tidy JOBS=2 python scripts/clang_tidy.py [file.cc ...]
 
 The engine's commands come from build/tests (make test-cpp), the extension's from the newest build/*/cmake that setup.py
-made. Files without a command are an error: a file nobody compiles is one nobody checks. Those that include CUDA's or
-NCCL's headers are left out, and named, where no build has the GPU parts.
+made, without their precompiled header: it is GCC's, and a file that includes too little shall not pass. Files without a
+command are an error: a file nobody compiles is one nobody checks. Those that include CUDA's or NCCL's headers are left
+out, and named, where no build has the GPU parts.
 """
 
 from __future__ import annotations
@@ -18,35 +19,51 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
+DATABASE = ROOT / "build/clang-tidy/compile_commands.json"
 FOLDERS = ("csrc", "torch_backend")
 NEEDS_CUDA = re.compile(r'^#include [<"](cuda_runtime|nccl\.h|cuda/cuda_error\.h)', re.MULTILINE)
 
 
 def databases() -> list[Path]:
-    """The folders with compile_commands.json, in the order in which they are asked."""
+    """Every compile_commands.json, in the order in which they are asked."""
     extension_builds = sorted(
         ROOT.glob("build/*/cmake/compile_commands.json"),
         key=lambda path: path.stat().st_mtime,
         reverse=True,
     )
     found = [ROOT / "build/tests/compile_commands.json", *extension_builds]
-    return [path.parent for path in found if path.exists()]
+    return [path for path in found if path.exists()]
 
 
-def database_of_each_file() -> dict[Path, Path]:
-    """For each compiled file, the first database that has it."""
-    result: dict[Path, Path] = {}
-    for folder in databases():
-        for entry in json.loads((folder / "compile_commands.json").read_text()):
-            result.setdefault(Path(entry["directory"], entry["file"]).resolve(), folder)
+def without_precompiled_header(command: str) -> list[str]:
+    """The words of a compiler's command, less those with which CMake includes a precompiled header."""
+    words = shlex.split(command)
+    kept: list[str] = []
+    for word in words:
+        if kept and kept[-1] == "-include" and "/cmake_pch." in word:
+            kept.pop()
+        elif word != "-Winvalid-pch":
+            kept.append(word)
+    return kept
+
+
+def entry_of_each_file() -> dict[Path, dict[str, Any]]:
+    """For each compiled file, its entry in the first database that has it."""
+    result: dict[Path, dict[str, Any]] = {}
+    for database in databases():
+        for entry in json.loads(database.read_text()):
+            file = Path(entry["directory"], entry["file"]).resolve()
+            arguments = without_precompiled_header(entry["command"])
+            result.setdefault(file, {"directory": entry["directory"], "file": str(file), "arguments": arguments})
     return result
 
 
-def check(clang_tidy: list[str], file: Path, database: Path) -> bool:
+def check(clang_tidy: list[str], file: Path) -> bool:
     """Runs clang-tidy on one file; prints its findings, and says whether there were none."""
-    command = [*clang_tidy, "--quiet", "-p", str(database), str(file)]
+    command = [*clang_tidy, "--quiet", "-p", str(DATABASE.parent), str(file)]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     if done.returncode != 0:
         print(done.stdout + done.stderr, flush=True)
@@ -56,12 +73,14 @@ def check(clang_tidy: list[str], file: Path, database: Path) -> bool:
 def main() -> int:
     clang_tidy = shlex.split(os.environ.get("CLANG_TIDY", "clang-tidy"))
     if shutil.which(clang_tidy[0]) is None:
-        print(f"missing: {clang_tidy[0]}. Debian, Ubuntu: apt-get install clang-tidy.")
+        print(f"missing: {clang_tidy[0]}. Use:  pip install clang-tidy")
         return 1
     wanted = [Path(name).resolve() for name in sys.argv[1:]]
     if not wanted:
         wanted = sorted(file for folder in FOLDERS for file in (ROOT / folder).rglob("*.cc"))
-    compiled = database_of_each_file()
+    compiled = entry_of_each_file()
+    DATABASE.parent.mkdir(parents=True, exist_ok=True)
+    DATABASE.write_text(json.dumps(list(compiled.values())))
     left_out = [file for file in wanted if file not in compiled and NEEDS_CUDA.search(file.read_text())]
     for file in left_out:
         print(f"{file.relative_to(ROOT)}: left out, no build here has the GPU parts")
@@ -73,7 +92,7 @@ def main() -> int:
     with ThreadPoolExecutor(jobs) as pool:
         clean = list(
             pool.map(
-                lambda file: check(clang_tidy, file, compiled[file]),
+                lambda file: check(clang_tidy, file),
                 [file for file in wanted if file in compiled],
             )
         )

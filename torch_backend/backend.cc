@@ -408,7 +408,7 @@ c10::intrusive_ptr<c10d::Backend> HoronBackend::split(const c10::intrusive_ptr<c
     global_ranks.push_back(parents.empty() ? static_cast<uint64_t>(rank)
                                            : parents[static_cast<std::size_t>(rank)]);
   }
-  options->global_ranks_in_group = global_ranks;
+  options->global_ranks_in_group = std::move(global_ranks);
   const auto keys = c10::make_intrusive<c10d::PrefixStore>(
       "horon_split/" + std::to_string(number) + "/" + std::to_string(ranks[0]), store);
   return c10::make_intrusive<HoronBackend>(keys, static_cast<int>(own - ranks.begin()),

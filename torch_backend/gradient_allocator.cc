@@ -29,7 +29,7 @@ class GradientAllocator final : public c10::Allocator {
       try {
         return arena_allocator()->allocate(bytes);
       } catch (const c10::Error&) {
-        // No room: reduced from elsewhere, with copies.
+        return before_->allocate(bytes);  // no room: reduced from elsewhere, with copies
       }
     }
     return before_->allocate(bytes);

@@ -45,20 +45,26 @@ class GroupLane final : public ProcessSetLane {
   const std::unique_ptr<DeviceBatches> devices_;  // null without the GPU parts
 };
 
-// In the arena, where the transport reduces in place; elsewhere if there is no room.
-std::shared_ptr<std::byte> make_buffer(std::size_t bytes) {
-  if (const std::shared_ptr<Arena> arena = arena_access().own) {
-    try {
-      std::byte* data = arena->allocate(bytes);
-      return {data, [arena](std::byte* dying) { arena->free(dying); }};
-    } catch (const Error&) {
-      // The buffer works without it, a copy slower.
-    }
-  }
+std::shared_ptr<std::byte> make_private_buffer(std::size_t bytes) {
   constexpr std::size_t kAlignment = 64;
   void* data = std::aligned_alloc(kAlignment, (bytes + kAlignment - 1) / kAlignment * kAlignment);
   HORON_CHECK(data != nullptr, "no memory for a fusion buffer of ", bytes, " bytes");
   return {static_cast<std::byte*>(data), [](std::byte* dying) { std::free(dying); }};
+}
+
+// In the arena, where the transport reduces in place; elsewhere if there is no room, which costs a
+// copy.
+std::shared_ptr<std::byte> make_buffer(std::size_t bytes) {
+  const std::shared_ptr<Arena> arena = arena_access().own;
+  if (!arena) {
+    return make_private_buffer(bytes);
+  }
+  try {
+    std::byte* data = arena->allocate(bytes);
+    return {data, [arena](std::byte* dying) { arena->free(dying); }};
+  } catch (const Error&) {
+    return make_private_buffer(bytes);
+  }
 }
 
 struct Control {

@@ -240,8 +240,7 @@ at::Tensor HoronWindow::map_remote_tensor(int64_t rank) {
   if (part.count == 0) {
     return at::empty(sizes, options);
   }
-  return at::from_blob(
-      access->data(static_cast<int>(rank)), sizes, [access](void*) {}, options);
+  return at::from_blob(access->data(static_cast<int>(rank)), sizes, [access](void*) {}, options);
 }
 
 c10d::WindowAttr HoronWindow::get_attr(int64_t rank) {

@@ -16,9 +16,9 @@ class FunctionRef<Result(Args...)> {
  public:
   // Converts as std::function does; the constraint keeps it from hiding the copy constructor.
   template <typename Callable>
-  requires(!std::is_same_v<std::remove_cvref_t<Callable>, FunctionRef>)
-      // NOLINTNEXTLINE(google-explicit-constructor,bugprone-forwarding-reference-overload)
-      FunctionRef(Callable&& callable)
+    requires(!std::is_same_v<std::remove_cvref_t<Callable>, FunctionRef>)
+  // NOLINTNEXTLINE(google-explicit-constructor,bugprone-forwarding-reference-overload)
+  FunctionRef(Callable&& callable)
       : callable_(const_cast<void*>(static_cast<const void*>(std::addressof(callable)))),
         call_([](void* object, Args... args) -> Result {
           return (*static_cast<std::remove_reference_t<Callable>*>(object))(

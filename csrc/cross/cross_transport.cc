@@ -163,6 +163,7 @@ void CrossTransport::reduce_pieces(const Request& request, const WaitContext& co
     bytes_->all_to_all(request.inputs[0].data + done * element, send_bytes, contributions.data(),
                        own_from_each, context);
     std::vector<const void*> sources;
+    sources.reserve(n);
     for (std::uint64_t rank = 0; rank < n; ++rank) {
       sources.push_back(contributions.data() + rank * own_bytes);
     }
@@ -206,6 +207,7 @@ void CrossTransport::reduce_scatter(const Request& request, const WaitContext& c
     bytes_->all_to_all(send.data(), send_bytes, contributions.data(), Counts(n, own_bytes),
                        context);
     std::vector<const void*> sources;
+    sources.reserve(n);
     for (std::size_t rank = 0; rank < n; ++rank) {
       sources.push_back(contributions.data() + rank * own_bytes);
     }

@@ -42,6 +42,7 @@ Announced::Operation Announced::take(std::string_view key) {
 
 std::vector<Announced::Operation> Announced::take_all() {
   std::vector<Operation> all;
+  all.reserve(by_key_.size() + n_numbered_);
   for (auto& [key, operation] : by_key_) {
     all.push_back(std::move(operation));
   }

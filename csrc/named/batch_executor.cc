@@ -240,6 +240,7 @@ void BatchExecutor::all_gather(const std::vector<BatchTensor>& batch, const Wait
   request.count = request.recv_counts[static_cast<std::size_t>(rank_)];
   request.send_counts.resize(n, request.count);
   std::vector<Span> outputs;
+  outputs.reserve(batch.size());
   for (std::size_t i = 0; i < batch.size(); ++i) {
     outputs.push_back(
         batch[i].operation ? batch[i].operation->allocate(batch[i].tensor, all_rows[i]) : Span{});

@@ -158,6 +158,7 @@ bool NamedEngine::poll(std::uint64_t handle) const {
 std::vector<std::uint64_t> NamedEngine::handles() const {
   const std::lock_guard lock(mutex_);
   std::vector<std::uint64_t> handles;
+  handles.reserve(operations_.size());
   for (const auto& [handle, operation] : operations_) {
     handles.push_back(handle);
   }
@@ -197,6 +198,7 @@ std::vector<int> NamedEngine::process_set_ranks(int process_set) const {
 std::vector<int> NamedEngine::process_sets() const {
   const std::lock_guard lock(mutex_);
   std::vector<int> ids;
+  ids.reserve(sets_.size());
   for (const auto& [id, ranks] : sets_) {
     ids.push_back(id);
   }

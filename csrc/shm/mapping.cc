@@ -91,7 +91,7 @@ UniqueFd create_shared_file(std::size_t bytes, std::size_t reserve_bytes) {
 }
 
 void check_shared_file(int fd, std::size_t bytes) {
-  struct stat status {};
+  struct stat status{};
   HORON_CHECK(::fstat(fd, &status) == 0, system_error_text("fstat", errno));
   HORON_CHECK(static_cast<std::size_t>(status.st_size) == bytes, "shared memory has ",
               status.st_size, " bytes, expected ", bytes, ": the ranks run different builds.");

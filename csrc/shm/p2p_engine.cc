@@ -230,7 +230,7 @@ void P2pEngine::arrived(int source, const Frame& frame, Ring& ring) {
     return (op->peer == source || op->peer == kAnySource) && op->tag == frame.tag;
   });
   if (receive != receives_.end()) {
-    const Op op = *receive;
+    const Op op = std::move(*receive);
     receives_.erase(receive);
     // An eager payload goes straight to where it belongs.
     ring.consume(frame, op->bytes == frame.message_bytes ? op->data : nullptr);

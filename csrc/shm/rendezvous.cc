@@ -130,6 +130,7 @@ class Rendezvous {
   // That all ranks can keep busy together.
   double cpus() const {
     std::vector<CpuBudget> budgets;
+    budgets.reserve(records_.size());
     for (const Record& record : records_) {
       budgets.push_back(CpuBudget::decode(record.cpus));
     }

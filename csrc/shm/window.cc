@@ -173,7 +173,7 @@ void Window::wait_signal(int source, const WaitContext& context) {
   } catch (const GroupError&) {
     if (incoming.forget(*signal)) {
       throw;
-    }              // else it came at the last moment
+    }  // else it came at the last moment
   } catch (...) {  // check_interrupt's own exception
     incoming.give_back(*signal);
     throw;

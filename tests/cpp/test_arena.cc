@@ -22,7 +22,7 @@ constexpr std::size_t kAmple = std::size_t{1} << (kHasThreadSanitizer ? 36 : 40)
 
 // Memory that the file really takes.
 std::uint64_t file_bytes(const Arena& arena) {
-  struct stat status {};
+  struct stat status{};
   REQUIRE(::fstat(arena.file(), &status) == 0);
   return static_cast<std::uint64_t>(status.st_blocks) * 512;
 }

@@ -252,7 +252,7 @@ TEST_CASE("arena: two groups share the mappings") {
 }
 
 TEST_CASE("arena: ranks that share one arena, as threads of a process do") {
-  ArenaAccess shared{std::make_shared<Arena>(kArenaBytes), std::make_shared<PeerArenas>()};
+  ArenaAccess shared{std::make_shared<Arena>(kArenaBytes), std::make_shared<PeerArenas>(), {}};
   const LocalGroup group(3, small_options(), {shared, shared, shared});
   require_no_errors(run_ranks(3, [&](int rank) {
     ArenaTensors transport(group.segment(rank), group.peers(rank), group.arenas(rank),

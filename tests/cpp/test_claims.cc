@@ -128,9 +128,8 @@ TEST_CASE("claims: a slice that somebody took and never did is a timeout") {
     REQUIRE(each->claims.claim());
   }
   first.claims.finish();
-  const std::exception_ptr error = error_of([&] {
-    first.claims.await_all(WaitContext{soon(), nullptr});
-  });
+  const std::exception_ptr error =
+      error_of([&] { first.claims.await_all(WaitContext{soon(), nullptr}); });
   INFO(text_of(error));
   REQUIRE(threw<TimeoutError>(error));
   REQUIRE(contains(text_of(error), "another rank had taken"));

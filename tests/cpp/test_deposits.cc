@@ -204,9 +204,8 @@ TEST_CASE("deposits: a wait for room ends at its deadline and names who is behin
       deposits.finish();
     }
   }
-  const std::exception_ptr error = error_of([&] {
-    ranks[0]->deposits.await_room(WaitContext{soon(), nullptr});
-  });
+  const std::exception_ptr error =
+      error_of([&] { ranks[0]->deposits.await_room(WaitContext{soon(), nullptr}); });
   INFO(text_of(error));
   REQUIRE(threw<TimeoutError>(error));
   REQUIRE(contains(text_of(error), "for rank 1"));

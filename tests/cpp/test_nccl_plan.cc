@@ -277,7 +277,7 @@ TEST_CASE("NCCL plan: all_to_all with any splits, gather and scatter") {
             {OpKind::kGather, [&](std::size_t, std::size_t d) { return d == n - 1 ? 5 : 0; }},
             {OpKind::kGather, [&](std::size_t s, std::size_t d) { return d == 0 ? s : 0; }},
             {OpKind::kScatter, [&](std::size_t s, std::size_t) { return s == n - 1 ? 5 : 0; }},
-        };
+    };
     for (const auto& [kind, count] : cases) {
       std::vector<Tensors> inputs;
       std::vector<Tensors> outputs;

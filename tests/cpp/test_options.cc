@@ -125,7 +125,7 @@ TEST_CASE("the fingerprint tells all settings apart but the host") {
   Options other = base;
   other.host_id = "elsewhere";
   REQUIRE(other.fingerprint() == base.fingerprint());
-  for (std::size_t Options::*field :
+  for (std::size_t Options::* field :
        {&Options::inline_bytes, &Options::buffer_bytes, &Options::ring_bytes, &Options::eager_bytes,
         &Options::cuda_batch_bytes}) {
     other = base;

@@ -240,9 +240,8 @@ TEST_CASE("shm: a started operation without the others is an error at its deadli
   REQUIRE(group[0].start(first.request));
   REQUIRE(group[0].start(second.request));
   REQUIRE(group[2].start(of_other.request));
-  const std::exception_ptr error = error_of([&] {
-    group[0].complete(first.request, WaitContext{soon(), nullptr});
-  });
+  const std::exception_ptr error =
+      error_of([&] { group[0].complete(first.request, WaitContext{soon(), nullptr}); });
   INFO(text_of(error));
   REQUIRE(threw<GroupError>(error));
   REQUIRE(contains(text_of(error), "all_reduce #0"));

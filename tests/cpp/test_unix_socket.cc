@@ -32,7 +32,7 @@ struct Connection {
 };
 
 ino_t inode(int fd) {
-  struct stat status {};
+  struct stat status{};
   REQUIRE(::fstat(fd, &status) == 0);
   return status.st_ino;
 }
@@ -89,7 +89,9 @@ TEST_CASE("nobody there, nobody speaking, nobody left") {
 
 TEST_CASE("a name is free again when its listener is gone") {
   const std::string name = socket_name();
-  { const UniqueFd listener = listen_on(name); }
+  {
+    const UniqueFd listener = listen_on(name);
+  }
   REQUIRE_FALSE(connect_to(name));
   REQUIRE(listen_on(name));
 }

@@ -222,7 +222,7 @@ DeviceSide::WorkPtr CudaBatching::submit(Collective collective, const DeviceCall
   }
   const at::Tensor memory = flat(collective);
   const OperationPtr operation =
-      host->make_allreduce(0, memory, memory, name, *reduced(collective.requests.front()));
+      host->make_allreduce(0, memory, memory, name, reduced(collective.requests.front()).value());
   const std::vector<at::Tensor> outputs = collective.outputs;
   const auto batched =
       std::make_shared<BatchedCall>(host, operation, std::move(collective), next_completion_key());

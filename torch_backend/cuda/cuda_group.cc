@@ -121,6 +121,7 @@ CudaLane& CudaGroup::lane_with(int peer, c10::Device device, const Deadline& dea
 std::vector<CudaLane*> CudaGroup::lanes() const {
   const std::lock_guard lock(mutex_);
   std::vector<CudaLane*> all;
+  all.reserve(lanes_.size());
   for (const auto& [key, lane] : lanes_) {
     all.push_back(lane.get());
   }
@@ -163,7 +164,7 @@ DeviceSide::WorkPtr CudaGroup::issue(Collective collective, const DeviceCall& ca
       add(coalesced_->batch, std::move(collective));
       return nullptr;
     }
-    CudaLane& lane = lane_of(*collective.device, Deadline::after(call.timeout));
+    CudaLane& lane = lane_of(collective.device.value(), Deadline::after(call.timeout));
     if (batching_ && batching_->takes(collective) && !is_capturing_on(lane.device())) {
       const c10::cuda::CUDAGuard device_guard(lane.device());
       return batching_->submit(std::move(collective), call, lane.stream());
