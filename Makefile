@@ -104,7 +104,7 @@ build-tests build-tsan build-asan: build-%: $(STAMPS)/dependencies
 	PATH="$(BIN):$$PATH" cmake --build build/$* --parallel $(JOBS)
 
 run-ctest:
-	cd build/$(SUITE) && PATH="$(BIN):$$PATH" ctest --output-on-failure $(CTEST_ARGS)
+	cd build/$(SUITE) && PATH="$(BIN):$$PATH" ctest --output-on-failure --parallel $(JOBS) $(CTEST_ARGS)
 
 # --- the virtual environment ---
 
