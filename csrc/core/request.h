@@ -9,6 +9,7 @@
 #include "core/inline_vector.h"
 #include "core/op_kind.h"
 #include "core/reduce_op.h"
+#include "core/tensor_pieces.h"
 
 namespace horon {
 
@@ -31,7 +32,8 @@ using PerRank = InlineVector<T, 8>;
 //
 // Which vectors are filled depends on pattern(kind); n is the number of ranks:
 //   kNone           nothing
-//   kReduceToAll    inputs[0], outputs[0]: `count` elements each (they may be the same memory)
+//   kReduceToAll    inputs[0], outputs[0]: `count` elements each (they may be the same memory);
+//                   with `pieces`, they say only how long the tensor is
 //   kReduceToRoot   inputs[0]; outputs[0] on the root
 //   kReduceScatter  inputs[d] for every destination d, outputs[0] for what this rank owns;
 //                   send_counts[d], recv_counts[s] in elements
@@ -55,9 +57,25 @@ struct Request {
   PerRank<Span> outputs;
   PerRank<std::uint64_t> send_counts;
   PerRank<std::uint64_t> recv_counts;
+  // Where the tensor lies if not in one piece; see Transport::takes_pieces. Each rank's own affair.
+  const TensorPieces* pieces = nullptr;
   // Not empty: this rank found its own arguments wrong. It still arrives, so that the others get an
   // error that says so instead of waiting for a rank that will never come.
   std::string refusal;
 };
+
+// Calls visit(input, output, bytes) for each part of the tensor's bytes [begin, begin + bytes), in
+// order. Requires a reduction to all, or to a root (where `output` means something only on the
+// root).
+template <typename Visit>
+void visit_tensor(const Request& request, std::uint64_t begin, std::uint64_t bytes,
+                  const Visit& visit) {
+  if (request.pieces != nullptr) {
+    request.pieces->visit(begin, bytes, visit);
+  } else if (bytes > 0) {
+    std::byte* output = request.outputs.empty() ? nullptr : request.outputs[0].data;
+    visit(request.inputs[0].data + begin, output == nullptr ? nullptr : output + begin, bytes);
+  }
+}
 
 }  // namespace horon

@@ -21,6 +21,10 @@ class Transport {
   // Requires that nothing that was started is left to be completed.
   virtual void run(const Request& request, const WaitContext& context) = 0;
 
+  // Whether run() takes reductions to all ranks of a tensor in pieces (Request::pieces), of so many
+  // bytes. Ranks that bring theirs in one piece may take part in the same operation.
+  virtual bool takes_pieces(std::uint64_t /*bytes*/) const { return false; }
+
   // Split phase: start() brings this rank's part of an operation without waiting for anybody, and
   // complete() ends it, later, in the order of the starts. start() returns false, and has done
   // nothing, when that is not possible now, or never for such an operation. An operation that was

@@ -161,6 +161,23 @@ void BatchExecutor::all_reduce_alone(const BatchTensor& tensor, const WaitContex
   copy_scaled(output, output, count, spec, tensor.request->postscale);
 }
 
+bool BatchExecutor::can_stay_in_pieces(const std::vector<BatchTensor>& batch, std::uint64_t bytes) {
+  const NamedRequest& like = *batch.front().request;
+  if (factor_before(like) != 1.0 || like.postscale != 1.0 ||
+      !lane_->transport().takes_pieces(bytes)) {
+    return false;
+  }
+  pieces_.clear();
+  for (const BatchTensor& tensor : batch) {
+    const NamedOperation::Tensor* own = tensor.own();
+    if (own == nullptr) {
+      return false;
+    }
+    pieces_.add(own->input.data, own->output.data, tensor.spec().bytes());
+  }
+  return pieces_.are_apart();
+}
+
 void BatchExecutor::all_reduce(const std::vector<BatchTensor>& batch, const WaitContext& context) {
   const NamedRequest& like = *batch.front().request;
   std::uint64_t count = 0;
@@ -170,8 +187,15 @@ void BatchExecutor::all_reduce(const std::vector<BatchTensor>& batch, const Wait
   if (count == 0) {
     return;
   }
-  const std::size_t element_bytes = batch.front().spec().element_bytes;
-  const std::size_t bytes = count * element_bytes;
+  Request request = reduction(OpKind::kAllReduce, batch.front(), count);
+  const std::size_t bytes = count * request.element_bytes;
+  if (can_stay_in_pieces(batch, bytes)) {
+    request.inputs.push_back({nullptr, bytes});
+    request.outputs.push_back({nullptr, bytes});
+    request.pieces = &pieces_;
+    lane_->transport().run(request, context);
+    return;
+  }
   std::byte* const packed = buffer(bytes);
   std::byte* at = packed;
   for (const BatchTensor& tensor : batch) {
@@ -183,7 +207,6 @@ void BatchExecutor::all_reduce(const std::vector<BatchTensor>& batch, const Wait
     }
     at += spec.bytes();
   }
-  Request request = reduction(OpKind::kAllReduce, batch.front(), count);
   request.inputs.push_back({packed, bytes});
   request.outputs.push_back({packed, bytes});
   lane_->transport().run(request, context);

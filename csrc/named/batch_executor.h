@@ -31,6 +31,8 @@ class BatchExecutor {
 
  private:
   void all_reduce(const std::vector<BatchTensor>& batch, const WaitContext& context);
+  // Whether a batch can be reduced where its tensors lie; then pieces_ says where that is.
+  bool can_stay_in_pieces(const std::vector<BatchTensor>& batch, std::uint64_t bytes);
   void all_reduce_alone(const BatchTensor& tensor, const WaitContext& context);
   void adasum(const BatchTensor& tensor, const WaitContext& context);
   void all_gather(const std::vector<BatchTensor>& batch, const WaitContext& context);
@@ -50,6 +52,7 @@ class BatchExecutor {
   const BufferFactory make_buffer_;
   std::shared_ptr<std::byte> buffer_;
   std::size_t buffer_bytes_ = 0;
+  TensorPieces pieces_;
   bool has_asked_for_devices_ = false;
   std::string no_device_;  // why the set has none; empty if it has
 };

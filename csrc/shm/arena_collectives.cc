@@ -63,41 +63,53 @@ bool outputs_spare_inputs(const Request& request, const ConstSpan& inputs, int r
   return true;
 }
 
-void reduce_whole_tensors(const Request& request, const std::vector<HeaderView>& headers,
-                          const GroupArenas& arenas, int rank, const double* factors,
-                          SharedStore& store) {
-  const int n_ranks = static_cast<int>(headers.size());
-  const std::size_t element = request.element_bytes;
-  const Slice slice = slice_of(request.count, element, rank, n_ranks);
-  std::vector<std::byte*> tensors;
-  for (int peer = 0; peer < n_ranks; ++peer) {
-    const Header& header = *headers[static_cast<std::size_t>(peer)].header;
-    tensors.push_back(arenas.at(peer, header.arena_offset, header.published_bytes) +
-                      slice.begin * element);
-  }
-  // The first one is reduced into, the others get copies.
-  std::vector<std::byte*> targets;
-  if (pattern(request.kind) == Pattern::kReduceToRoot) {
-    targets.push_back(tensors[static_cast<std::size_t>(request.root)]);
-  } else {
-    for (int offset = 0; offset < n_ranks; ++offset) {
-      targets.push_back(tensors[static_cast<std::size_t>((rank + offset) % n_ranks)]);
+// A reduction of whole tensors, any part of which any rank can do.
+class WholeTensors {
+ public:
+  WholeTensors(const Request& request, const std::vector<HeaderView>& headers,
+               const GroupArenas& arenas, int rank)
+      : request_(request) {
+    const auto n_ranks = static_cast<int>(headers.size());
+    for (int peer = 0; peer < n_ranks; ++peer) {
+      const Header& header = *headers[static_cast<std::size_t>(peer)].header;
+      tensors_.push_back(arenas.at(peer, header.arena_offset, header.published_bytes));
+    }
+    // The first one is reduced into, the others get copies.
+    if (pattern(request.kind) == Pattern::kReduceToRoot) {
+      targets_.push_back(tensors_[static_cast<std::size_t>(request.root)]);
+    } else {
+      for (int offset = 0; offset < n_ranks; ++offset) {
+        targets_.push_back(tensors_[static_cast<std::size_t>((rank + offset) % n_ranks)]);
+      }
     }
   }
-  std::vector<const void*> sources(tensors.size());
-  const std::uint64_t block = kBlockBytes / element;
-  for (std::uint64_t done = slice.begin; done < slice.end; done += block) {
-    const std::uint64_t part = std::min(block, slice.end - done);
-    const std::size_t offset = (done - slice.begin) * element;
-    for (std::size_t i = 0; i < tensors.size(); ++i) {
-      sources[i] = tensors[i] + offset;
-    }
-    reduce(targets[0] + offset, sources.data(), n_ranks, part, request.dtype, request.op, factors);
-    for (std::size_t i = 1; i < targets.size(); ++i) {
-      store.copy(targets[i] + offset, targets[0] + offset, part * element);
+
+  // Elements [begin, end).
+  void reduce_part(std::uint64_t begin, std::uint64_t end, const double* factors,
+                   SharedStore& store) const {
+    const std::size_t element = request_.element_bytes;
+    InlineVector<const void*, 16> sources;
+    sources.resize(tensors_.size(), nullptr);
+    const std::uint64_t block = kBlockBytes / element;
+    for (std::uint64_t done = begin; done < end; done += block) {
+      const std::uint64_t part = std::min(block, end - done);
+      const std::size_t offset = done * element;
+      for (std::size_t i = 0; i < tensors_.size(); ++i) {
+        sources[i] = tensors_[i] + offset;
+      }
+      reduce(targets_[0] + offset, sources.data(), static_cast<int>(tensors_.size()), part,
+             request_.dtype, request_.op, factors);
+      for (std::size_t i = 1; i < targets_.size(); ++i) {
+        store.copy(targets_[i] + offset, targets_[0] + offset, part * element);
+      }
     }
   }
-}
+
+ private:
+  const Request& request_;
+  InlineVector<std::byte*, 16> tensors_;
+  InlineVector<std::byte*, 16> targets_;
+};
 
 // What `source` has for this rank; null when that is nothing.
 const std::byte* part_for(const std::vector<HeaderView>& headers, const GroupArenas& arenas,
@@ -173,6 +185,8 @@ std::uint64_t arena_offset_of(const Request& request, const GroupArenas& arenas,
   return outputs_spare_inputs(request, *data, rank) ? arenas.offset_of(data->data) : kNotInArena;
 }
 
+bool can_be_claimed(OpKind kind) { return is_reduction_of_whole_tensors(kind); }
+
 bool goes_through_arenas(const std::vector<HeaderView>& headers) {
   bool any = false;
   for (const HeaderView& view : headers) {
@@ -190,15 +204,28 @@ bool goes_through_arenas(const std::vector<HeaderView>& headers) {
   return any;
 }
 
+void claim_in_arenas(const Request& request, const std::vector<HeaderView>& headers,
+                     const GroupArenas& arenas, int rank, const double* factors, SharedStore& store,
+                     Claims& claims, const WaitContext& context) {
+  const WholeTensors tensors(request, headers, arenas, rank);
+  claims.share(request.count, request.element_bytes, context,
+               [&](std::uint64_t begin, std::uint64_t end) {
+                 tensors.reduce_part(begin, end, factors, store);
+               });
+}
+
 void run_in_arenas(const Request& request, const std::vector<HeaderView>& headers,
                    const GroupArenas& arenas, int rank, const double* factors, SharedStore& store) {
   switch (pattern(request.kind)) {
     case Pattern::kNone:
       break;
     case Pattern::kReduceToAll:
-    case Pattern::kReduceToRoot:
-      reduce_whole_tensors(request, headers, arenas, rank, factors, store);
+    case Pattern::kReduceToRoot: {
+      const Slice own =
+          slice_of(request.count, request.element_bytes, rank, static_cast<int>(headers.size()));
+      WholeTensors(request, headers, arenas, rank).reduce_part(own.begin, own.end, factors, store);
       break;
+    }
     case Pattern::kReduceScatter:
       reduce_parts(request, headers, arenas, rank, factors);
       break;

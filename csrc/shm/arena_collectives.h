@@ -5,7 +5,8 @@
 // lies. When all such data can be reached by all ranks, each rank does its share right in the
 // others' memory:
 // - all_reduce and reduce: the owner of a slice reads it from all n tensors, folds in rank order,
-//   and stores the result into every tensor that wants it.
+//   and stores the result into every tensor that wants it. With more ranks than cores slices have
+//   no owner, and are claimed.
 // - everything else: each rank reads from the sources' tensors what is meant for it.
 // Then comes one step: nobody returns before all have finished, since until then others read and
 // write this rank's tensors. The result has the same bits as the way through buffers.
@@ -19,6 +20,7 @@
 #include <vector>
 
 #include "core/header.h"
+#include "shm/claims.h"
 #include "shm/group_arenas.h"
 #include "shm/shared_store.h"
 
@@ -34,6 +36,14 @@ bool goes_through_arenas(const std::vector<HeaderView>& headers);
 // `factors`: see reduce(). Throws Error when a header makes no sense.
 void run_in_arenas(const Request& request, const std::vector<HeaderView>& headers,
                    const GroupArenas& arenas, int rank, const double* factors, SharedStore& store);
+
+// With more ranks than cores, for the kinds that can_be_claimed(): does what nobody else has begun,
+// and returns when all is done. See Note [Claiming]. Requires goes_through_arenas; no step has to
+// follow. Throws as Claims::await_all.
+void claim_in_arenas(const Request& request, const std::vector<HeaderView>& headers,
+                     const GroupArenas& arenas, int rank, const double* factors, SharedStore& store,
+                     Claims& claims, const WaitContext& context);
+bool can_be_claimed(OpKind kind);
 
 // After a failure: nobody will use the operation's arena memory again.
 void quarantine_tensors(const Request& request, const GroupArenas& arenas);

@@ -3,6 +3,19 @@
 #include "core/error.h"
 
 namespace horon {
+namespace {
+
+// Small enough that two ranks find something to do, large enough that claiming costs nothing.
+constexpr std::size_t kSliceBytes = std::size_t{32} * 1024;
+
+}  // namespace
+
+std::uint64_t Claims::slice_elements(std::uint64_t count, std::size_t element_bytes) {
+  const std::uint64_t line = kCacheLineBytes / element_bytes;
+  const std::uint64_t least = (count + kMostSlices - 1) / kMostSlices;
+  const std::uint64_t wanted = std::max<std::uint64_t>(kSliceBytes / element_bytes, least);
+  return (wanted + line - 1) / line * line;
+}
 
 void Claims::begin_round(std::uint32_t n_slices) {
   HORON_CHECK(n_slices <= kMostSlices, "claims: expected at most ", kMostSlices, " slices, got ",

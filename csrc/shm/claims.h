@@ -8,6 +8,9 @@
 // Rounds alternate between two words: one is taken up again only when everybody is done with it.
 #pragma once
 
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
 #include <optional>
 
 #include "shm/segment.h"
@@ -25,6 +28,20 @@ class Claims {
 
   // Begins the next round; every rank does, in the same order and with the same number of slices.
   void begin_round(std::uint32_t n_slices);
+  // Does this rank's share of a round over `count` elements: calls work(begin, end) for each slice
+  // that it gets, and returns when all slices are done, whoever did them. Throws as await_all.
+  template <typename Work>
+  void share(std::uint64_t count, std::size_t element_bytes, const WaitContext& context,
+             const Work& work) {
+    const std::uint64_t slice = slice_elements(count, element_bytes);
+    begin_round(static_cast<std::uint32_t>((count + slice - 1) / slice));
+    while (const auto index = claim()) {
+      work(*index * slice, std::min(count, (*index + 1) * slice));
+      finish();
+    }
+    await_all(context);
+  }
+
   // A slice that is now this rank's to do; nothing when all are taken.
   std::optional<std::uint32_t> claim();
   // A claimed slice is done: publishes what was written.
@@ -33,6 +50,8 @@ class Claims {
   void await_all(const WaitContext& context);
 
  private:
+  // Elements of a slice, in whole cache lines, such that there are not too many. Pure.
+  static std::uint64_t slice_elements(std::uint64_t count, std::size_t element_bytes);
   std::uint32_t word_of(std::uint32_t progress) const { return round_ << 8 | progress; }
   // Moves a word on by one within this round; returns how far it was.
   std::uint32_t move_on(std::atomic<std::uint32_t>& word, std::uint32_t limit);

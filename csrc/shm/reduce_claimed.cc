@@ -10,24 +10,20 @@
 #include "shm/shm_transport.h"
 
 namespace horon {
-namespace {
 
-// Small enough that two ranks find something to do, large enough that claiming costs nothing.
-constexpr std::size_t kSliceBytes = std::size_t{32} * 1024;
-
-// Elements of a slice, in whole cache lines, such that there are not too many. Pure.
-std::uint64_t slice_elements(std::uint64_t count, std::size_t element_bytes) {
-  const std::uint64_t line = kCacheLineBytes / element_bytes;
-  const std::uint64_t least = (count + Claims::kMostSlices - 1) / Claims::kMostSlices;
-  const std::uint64_t wanted = std::max<std::uint64_t>(kSliceBytes / element_bytes, least);
-  return (wanted + line - 1) / line * line;
+void ShmTransport::copy_in_piece(const Request& request, std::uint64_t first_byte,
+                                 std::size_t bytes, std::size_t place) {
+  std::byte* to = segment_->data(rank_) + place;
+  visit_tensor(request, first_byte, bytes,
+               [&](const std::byte* input, std::byte*, std::size_t part) {
+                 store_.copy(to, input, part);
+                 to += part;
+               });
 }
-
-}  // namespace
 
 void ShmTransport::copy_in_first_piece(const Request& request) {
   const std::size_t bytes = std::min<std::size_t>(request.inputs[0].bytes, ring_.most_bytes());
-  store_.copy(segment_->data(rank_) + ring_.next(bytes), request.inputs[0].data, bytes);
+  copy_in_piece(request, 0, bytes, ring_.next(bytes));
 }
 
 void ShmTransport::reduce_claimed(const Request& request, bool is_first_copied,
@@ -40,26 +36,24 @@ void ShmTransport::reduce_claimed(const Request& request, bool is_first_copied,
     const std::uint64_t count = std::min(piece_elements, request.count - begin);
     const std::size_t place = ring_.take(count * element);
     if (begin > 0 || !is_first_copied) {
-      store_.copy(segment_->data(rank_) + place, request.inputs[0].data + begin * element,
-                  count * element);
+      copy_in_piece(request, begin * element, count * element, place);
       step(context);
     }
-    const std::uint64_t slice = slice_elements(count, element);
-    claims_.begin_round(static_cast<std::uint32_t>((count + slice - 1) / slice));
-    while (const auto index = claims_.claim()) {
-      const std::uint64_t first = *index * slice;
+    claims_.share(count, element, context, [&](std::uint64_t first, std::uint64_t end) {
       InlineVector<const void*, 16> sources;
       for (int source = 0; source < n_ranks_; ++source) {
         sources.push_back(segment_->data(source) + place + first * element);
       }
-      reduce(segment_->data(0) + place + first * element, sources.data(), n_ranks_,
-             std::min(slice, count - first), request.dtype, request.op, factors.data());
-      claims_.finish();
-    }
-    claims_.await_all(context);
+      reduce(segment_->data(0) + place + first * element, sources.data(), n_ranks_, end - first,
+             request.dtype, request.op, factors.data());
+    });
     if (wants_result) {
-      std::memcpy(request.outputs[0].data + begin * element, segment_->data(0) + place,
-                  count * element);
+      const std::byte* result = segment_->data(0) + place;
+      visit_tensor(request, begin * element, count * element,
+                   [&](const std::byte*, std::byte* output, std::size_t part) {
+                     std::memcpy(output, result, part);
+                     result += part;
+                   });
     }
   }
 }

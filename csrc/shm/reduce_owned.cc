@@ -62,32 +62,33 @@ class ShmTransport::OwnedSlices {
 
   // What others own of a piece, into this rank's ring.
   void copy_in(std::uint64_t piece, std::size_t place) const {
-    const std::byte* input = request_.inputs[0].data + first_byte(piece);
     for (int offset = 1; offset < n_ranks_; ++offset) {
       const int owner = (rank_ + offset) % n_ranks_;
-      const Slice slice = slice_of(count(piece), element_, owner, n_ranks_);
-      transport_.store_.copy(region(piece, place, rank_, owner), input + slice.begin * element_,
-                             (slice.end - slice.begin) * element_);
+      std::byte* to = region(piece, place, rank_, owner);
+      visit_slice(piece, owner, [&](const std::byte* input, std::byte*, std::size_t bytes) {
+        transport_.store_.copy(to, input, bytes);
+        to += bytes;
+      });
     }
   }
 
   void reduce_own(std::uint64_t piece, std::size_t place, const double* factors) const {
-    const Slice own = slice_of(count(piece), element_, rank_, n_ranks_);
-    const std::byte* input = request_.inputs[0].data + first_byte(piece);
-    InlineVector<const void*, 16> sources;
-    for (int source = 0; source < n_ranks_; ++source) {
-      sources.push_back(source == rank_ ? input + own.begin * element_
-                                        : region(piece, place, source, rank_));
-    }
-    std::byte* result = region(piece, place, rank_, rank_);
-    const std::uint64_t elements = own.end - own.begin;
-    if (wants_result_) {
-      std::byte* output = request_.outputs[0].data + first_byte(piece) + own.begin * element_;
-      reduce_twice(output, result, sources, elements, request_, factors,
-                   transport_.store_.is_streaming());
-    } else {
-      reduce(result, sources.data(), n_ranks_, elements, request_.dtype, request_.op, factors);
-    }
+    std::size_t done = 0;
+    visit_slice(piece, rank_, [&](const std::byte* input, std::byte* output, std::size_t bytes) {
+      InlineVector<const void*, 16> sources;
+      for (int source = 0; source < n_ranks_; ++source) {
+        sources.push_back(source == rank_ ? input : region(piece, place, source, rank_) + done);
+      }
+      std::byte* result = region(piece, place, rank_, rank_) + done;
+      const std::uint64_t elements = bytes / element_;
+      if (wants_result_) {
+        reduce_twice(output, result, sources, elements, request_, factors,
+                     transport_.store_.is_streaming());
+      } else {
+        reduce(result, sources.data(), n_ranks_, elements, request_.dtype, request_.op, factors);
+      }
+      done += bytes;
+    });
   }
 
   // What others have reduced of a piece.
@@ -95,16 +96,24 @@ class ShmTransport::OwnedSlices {
     if (!wants_result_) {
       return;
     }
-    std::byte* output = request_.outputs[0].data + first_byte(piece);
     for (int offset = 1; offset < n_ranks_; ++offset) {
       const int owner = (rank_ + offset) % n_ranks_;
-      const Slice slice = slice_of(count(piece), element_, owner, n_ranks_);
-      std::memcpy(output + slice.begin * element_, region(piece, place, owner, owner),
-                  (slice.end - slice.begin) * element_);
+      const std::byte* result = region(piece, place, owner, owner);
+      visit_slice(piece, owner, [&](const std::byte*, std::byte* output, std::size_t bytes) {
+        std::memcpy(output, result, bytes);
+        result += bytes;
+      });
     }
   }
 
  private:
+  // visit_tensor() for what `owner` owns of a piece.
+  template <typename Visit>
+  void visit_slice(std::uint64_t piece, int owner, const Visit& visit) const {
+    const Slice slice = slice_of(count(piece), element_, owner, n_ranks_);
+    visit_tensor(request_, first_byte(piece) + slice.begin * element_,
+                 (slice.end - slice.begin) * element_, visit);
+  }
   std::size_t first_byte(std::uint64_t piece) const { return piece * piece_elements_ * element_; }
   std::uint64_t count(std::uint64_t piece) const {
     return std::min(piece_elements_, request_.count - piece * piece_elements_);

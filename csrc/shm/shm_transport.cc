@@ -146,8 +146,13 @@ void ShmTransport::complete_current(const Request& request, const WaitContext& c
   }
   shows_arena_ = goes_through_arenas(headers());  // otherwise nobody touches the tensors
   if (shows_arena_) {
-    run_in_arenas(request, headers(), *arenas_, rank_, factors().data(), store_);
-    step(context);
+    if (peers_->is_crowded && can_be_claimed(request.kind)) {
+      claim_in_arenas(request, headers(), *arenas_, rank_, factors().data(), store_, claims_,
+                      context);
+    } else {
+      run_in_arenas(request, headers(), *arenas_, rank_, factors().data(), store_);
+      step(context);
+    }
     finish();
     return;
   }

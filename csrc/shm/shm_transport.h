@@ -25,6 +25,10 @@ class ShmTransport final : public Transport {
   ShmTransport(Segment* segment, const Peers* peers, const GroupArenas* arenas = nullptr);
 
   void run(const Request& request, const WaitContext& context) override;
+  // What does not travel with the header, which is copied out of one piece.
+  bool takes_pieces(std::uint64_t bytes) const override {
+    return bytes > segment_->layout().inline_bytes();
+  }
   bool start(const Request& request) override;
   bool is_ready() override;
   bool await_start() override;
@@ -52,6 +56,8 @@ class ShmTransport final : public Transport {
   void copy_in_first_slices(const Request& request);
   void reduce_owned(const Request& request, bool is_first_copied, const WaitContext& context);
   void copy_in_first_piece(const Request& request);
+  void copy_in_piece(const Request& request, std::uint64_t first_byte, std::size_t bytes,
+                     std::size_t place);
   void reduce_claimed(const Request& request, bool is_first_copied, const WaitContext& context);
   void reduce_large(const Request& request, const WaitContext& context);
   void reduce_inline(const Request& request);

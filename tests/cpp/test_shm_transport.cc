@@ -65,6 +65,8 @@ TEST_CASE("shm: a mismatch fails one call and the next works") { test_mixed_with
 TEST_CASE("shm: the same without inline messages") {
   test_mixed_with_mismatches(make_without_inline);
 }
+TEST_CASE("shm: a tensor in pieces, claiming") { test_pieces(make_claiming); }
+TEST_CASE("shm: a tensor in pieces, not claiming") { test_pieces(make_not_claiming); }
 TEST_CASE("shm: factors of each rank") { test_premul_factors(make); }
 TEST_CASE("shm: a refusal names the rank") { test_refusal_names_the_rank(make); }
 TEST_CASE("shm: abort") { test_abort(make); }

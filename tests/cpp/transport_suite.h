@@ -110,6 +110,89 @@ inline void test_all_kinds(const Make& make) {
   }
 }
 
+// A call's tensor, cut at random into pieces that lie anywhere.
+class CutTensor {
+ public:
+  CutTensor(Request& request, unsigned seed) : request_(request) {
+    std::mt19937 random(seed);
+    for (std::size_t begin = 0; begin < request.inputs[0].bytes;) {
+      const std::size_t left = request.inputs[0].bytes - begin;
+      const std::size_t bytes = std::min(left, (1 + random() % 700) * request.element_bytes);
+      inputs_.emplace_back(request.inputs[0].data + begin, request.inputs[0].data + begin + bytes);
+      outputs_.emplace_back(bytes);
+      const bool is_in_place = random() % 2 == 0;
+      pieces_.add(inputs_.back().data(), (is_in_place ? inputs_ : outputs_).back().data(), bytes);
+      begin += bytes;
+    }
+    request.pieces = &pieces_;
+    input_ = request.inputs[0].data;
+    output_ = request.outputs[0].data;
+    request.inputs[0].data = nullptr;
+    request.outputs[0].data = nullptr;
+  }
+  CutTensor(const CutTensor&) = delete;
+  CutTensor& operator=(const CutTensor&) = delete;
+
+  // Puts the results where the call expects them.
+  void put_together() {
+    std::byte* to = output_;
+    pieces_.visit(0, pieces_.bytes(),
+                  [&](const std::byte*, const std::byte* output, std::size_t bytes) {
+                    std::memcpy(to, output, bytes);
+                    to += bytes;
+                  });
+    request_.inputs[0].data = input_;
+    request_.outputs[0].data = output_;
+    request_.pieces = nullptr;
+  }
+
+ private:
+  Request& request_;
+  TensorPieces pieces_;
+  std::vector<Bytes> inputs_;
+  std::vector<Bytes> outputs_;
+  const std::byte* input_;
+  std::byte* output_;
+};
+
+// On two ranks of three each tensor is in pieces, on the third in one.
+inline void test_pieces(const Make& make) {
+  for (int n = 1; n <= 5; ++n) {
+    const Transports transports = make(n);
+    require_no_errors(run_ranks(n, [&](int rank) {
+      Transport& transport = *transports.by_rank[static_cast<std::size_t>(rank)];
+      unsigned turn = 0;
+      int n_cut = 0;
+      for (const DType dtype :
+           {DType::kFloat32, DType::kBFloat16, DType::kInt64, DType::kBool, DType::kComplex128}) {
+        for (const std::uint64_t count : {1000, 1023, 5000, 10000}) {
+          ++turn;
+          Plan plan;
+          plan.kind = OpKind::kAllReduce;
+          plan.dtype = dtype;
+          plan.op = op_for(dtype, static_cast<int>(turn));
+          plan.n_ranks = n;
+          plan.count = count;
+          plan.seed = turn;
+          RankCall call(plan, rank);
+          if (!transport.takes_pieces(call.request.inputs[0].bytes) ||
+              (turn + static_cast<unsigned>(rank)) % 3 == 0) {
+            transport.run(call.request, patient_context());
+          } else {
+            CutTensor cut(call.request, turn * 7 + static_cast<unsigned>(rank));
+            transport.run(call.request, patient_context());
+            cut.put_together();
+            ++n_cut;
+          }
+          const std::string problem = call.check_result();
+          expect(problem.empty(), call.describe(), " in pieces: ", problem);
+        }
+      }
+      expect(n_cut > 5, "only ", n_cut, " calls were in pieces");
+    }));
+  }
+}
+
 // Every reducible dtype and op, on sizes inline and not.
 inline void test_all_ops(const Make& make) {
   for (const int n : {1, 3}) {
