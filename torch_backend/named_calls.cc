@@ -82,11 +82,14 @@ PyObject* take(PyObject* capsule, PyObject* handle) {
   return translating(self, [&]() -> PyObject* {
     const auto number = checked(PyLong_AsUnsignedLongLong(handle));
     OperationPtr done;
+    at::Tensor result;
     TensorList results;
     {
       const py::gil_scoped_release no_gil;
       done = self.host->take(number);
-      if (done) {
+      if (done && done->returns_tensor) {
+        result = done->take_result();
+      } else if (done) {
         results = done->take_results();
       }
     }
@@ -94,7 +97,7 @@ PyObject* take(PyObject* capsule, PyObject* handle) {
       Py_RETURN_NONE;
     }
     if (done->returns_tensor) {
-      return THPVariable_Wrap(std::move(results.front()));
+      return THPVariable_Wrap(std::move(result));
     }
     return py::cast(std::move(results)).release().ptr();
   });

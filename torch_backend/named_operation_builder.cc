@@ -134,6 +134,7 @@ class Builder {
   }
 
   OperationPtr finish() {
+    request_->keys = keys_of(*request_);
     operation_->request = request_;
     return operation_;
   }
@@ -224,6 +225,14 @@ TensorList TensorOperation::take_results() {
   }
   inputs.clear();
   return results;
+}
+
+at::Tensor TensorOperation::take_result() {
+  if (cuda || !outputs.front().is_same(written.front())) {
+    return std::move(take_results().front());
+  }
+  inputs.clear();
+  return outputs.front();
 }
 
 OperationPtr named_allreduce(const SetView& set, const TensorList& tensors,

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <ATen/ATen.h>
+#include <c10/util/SmallVector.h>
 
 #include <optional>
 #include <string>
@@ -30,11 +31,15 @@ class TensorOperation final : public NamedOperation {
   // Writes results into outputs that are not contiguous, and returns what the caller gets. Once,
   // when the operation has succeeded. On a GPU: when the current stream gets there.
   TensorList take_results();
+  // The same where that is one tensor.
+  at::Tensor take_result();
 
+  // Most operations have one tensor.
+  using Tensors = c10::SmallVector<at::Tensor, 1>;
   bool returns_tensor = false;  // the caller gets a tensor, not a list
-  TensorList inputs;            // contiguous
-  TensorList outputs;           // the caller's; made by allocate() where sizes are not known before
-  TensorList written;           // contiguous; the same as outputs, or stand-ins
+  Tensors inputs;               // contiguous
+  Tensors outputs;              // the caller's; made by allocate() where sizes are not known before
+  Tensors written;              // contiguous; the same as outputs, or stand-ins
   std::shared_ptr<CudaSide> cuda;  // null for CPU tensors; shared because it is not known here
 };
 

@@ -19,7 +19,7 @@ class Announced {
  public:
   using Operation = std::shared_ptr<NamedOperation>;
 
-  // Requires: operation->keys, and that no other operation has that key.
+  // Requires: operation->keys(), and that no other operation has that key.
   void add(const Operation& operation, RequestId id);
   // Removes and returns it; null if it is not there.
   Operation take(RequestId id);

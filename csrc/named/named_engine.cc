@@ -66,12 +66,10 @@ void NamedEngine::compare_settings() {
 
 std::uint64_t NamedEngine::submit(const Operation& operation, bool will_wait) {
   const NamedRequest& request = *operation->request;
-  std::vector<std::string>& keys = operation->keys;
-  keys.clear();
-  keys.reserve(request.tensors.size());
-  for (const TensorSpec& tensor : request.tensors) {
-    keys.push_back(key_of(request.process_set, tensor.name));
+  if (request.keys.empty()) {
+    operation->own_keys = keys_of(request);
   }
+  const std::vector<std::string>& keys = operation->keys();
   operation->unfinished_tensors = request.tensors.size();
   const std::lock_guard lock(mutex_);
   const std::uint64_t handle = next_handle_++;

@@ -22,6 +22,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <memory_resource>
 #include <mutex>
 #include <string>
 #include <string_view>
@@ -176,10 +177,12 @@ class NamedEngine {
   std::vector<Operation> queue_;
   bool is_queue_told_ = false;  // somebody who attends will look at the queue
   std::uint64_t queued_bytes_ = 0;
-  Clock::time_point gather_until_;                  // of what is in the queue; see kGather
-  std::unordered_set<std::string_view> in_flight_;  // the operations' keys
-  std::size_t n_unpromised_ = 0;                    // of those in flight, without will_wait
-  std::unordered_map<std::uint64_t, Operation> operations_;
+  Clock::time_point gather_until_;  // of what is in the queue; see kGather
+  std::pmr::unsynchronized_pool_resource
+      nodes_;  // of the maps below: most come and go at every step
+  std::pmr::unordered_set<std::string_view> in_flight_{&nodes_};  // the operations' keys
+  std::size_t n_unpromised_ = 0;  // of those in flight, without will_wait
+  std::pmr::unordered_map<std::uint64_t, Operation> operations_{&nodes_};
   std::uint64_t next_handle_ = 1;
   std::map<std::string, std::uint64_t> numbers_;
   std::map<int, std::vector<int>> sets_;

@@ -81,7 +81,7 @@ bool NamedEngine::announce_queued(bool gathers) {
       is_urgent = true;
     } else {
       announcement.request = operation->request;
-      announcement.id = cache_.find(*operation->request, operation->keys.front());
+      announcement.id = cache_.find(*operation->request, operation->keys().front());
       announcement.type =
           announcement.id == kNoId ? Announcement::Type::kRequest : Announcement::Type::kKnown;
       is_urgent = is_urgent || operation->request->process_set != 0;

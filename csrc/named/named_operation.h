@@ -30,9 +30,9 @@ struct NamedOperation {
   virtual bool has_come() const { return true; }
 
   RequestPtr request;
-  std::vector<Tensor> tensors;       // as in request->tensors
-  std::vector<std::int64_t> rows;    // first dimension of each input
-  std::vector<std::int64_t> splits;  // alltoall: rows for each rank of the set
+  InlineVector<Tensor, 1> tensors;     // as in request->tensors
+  InlineVector<std::int64_t, 1> rows;  // first dimension of each input
+  std::vector<std::int64_t> splits;    // alltoall: rows for each rank of the set
 
   // The results. Written by the engine's attendant; valid once the operation is done.
   std::vector<std::int64_t> received_splits;  // alltoall
@@ -40,7 +40,10 @@ struct NamedOperation {
   std::exception_ptr error;
 
   // The engine's.
-  std::vector<std::string> keys;  // of all tensors; set when it is submitted
+  std::vector<std::string> own_keys;  // set when it is submitted, unless the request has them
+  const std::vector<std::string>& keys() const {
+    return own_keys.empty() ? request->keys : own_keys;
+  }
   std::uint64_t handle = 0;
   std::size_t unfinished_tensors = 0;
   bool is_promised = false;  // its submitter will wait for it; set when it is submitted

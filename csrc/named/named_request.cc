@@ -82,6 +82,15 @@ std::string key_of(std::int32_t process_set, const std::string& name) {
   return key;
 }
 
+std::vector<std::string> keys_of(const NamedRequest& request) {
+  std::vector<std::string> keys;
+  keys.reserve(request.tensors.size());
+  for (const TensorSpec& tensor : request.tensors) {
+    keys.push_back(key_of(request.process_set, tensor.name));
+  }
+  return keys;
+}
+
 std::int64_t rows_of(std::int64_t rows, int rank, int n_ranks) {
   return rows / n_ranks + (rank < rows % n_ranks ? 1 : 0);
 }

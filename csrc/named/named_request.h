@@ -70,6 +70,8 @@ struct NamedRequest {
   std::vector<TensorSpec> tensors;
   // Of the process set to be added.
   std::vector<std::int32_t> ranks;
+  // keys_of() it, if whoever made the request expects to use it again; else empty. Does not travel.
+  std::vector<std::string> keys;
 
   // A group is known by the name of its first tensor.
   const std::string& name() const { return tensors.front().name; }
@@ -85,6 +87,8 @@ std::string key_of(std::int32_t process_set, const std::string& name);
 inline std::string key_of(const NamedRequest& request) {
   return key_of(request.process_set, request.name());
 }
+// Of all tensors.
+std::vector<std::string> keys_of(const NamedRequest& request);
 
 // "ALLREDUCE 'x' and 3 more".
 std::string describe(const NamedRequest& request);

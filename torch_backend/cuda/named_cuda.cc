@@ -73,7 +73,7 @@ class WithCuda final : public NamedCuda {
   const std::shared_ptr<CudaState> state_ = std::make_shared<CudaState>();
 };
 
-void move_into(TensorList& kept, TensorList& tensors) {
+void move_into(TensorList& kept, TensorOperation::Tensors& tensors) {
   std::move(tensors.begin(), tensors.end(), std::back_inserter(kept));
   tensors.clear();
 }
