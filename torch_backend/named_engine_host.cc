@@ -120,6 +120,7 @@ NamedEngineHost::NamedEngineHost(const c10::intrusive_ptr<c10d::Store>& store, i
   has_spare_cores_ = control.has_spare_cores;
   parts.channel = std::move(control.channel);
   parts.make_buffer = make_buffer;
+  parts.has_spare_cores = has_spare_cores_;
   parts.make_lane = [store, rank, options, timeout, cuda = cuda_, make_gloo = std::move(make_gloo)](
                         int id, const std::vector<int>& ranks) -> std::unique_ptr<ProcessSetLane> {
     const auto place = std::find(ranks.begin(), ranks.end(), rank) - ranks.begin();

@@ -30,6 +30,7 @@ NamedEngine::NamedEngine(Parts parts, const NamedOptions& options)
       channel_(std::move(parts.channel)),
       make_lane_(std::move(parts.make_lane)),
       make_buffer_(std::move(parts.make_buffer)),
+      has_spare_cores_(parts.has_spare_cores),
       last_look_(Clock::now()),
       last_report_(Clock::now()),
       last_poke_(Clock::now()),
@@ -99,17 +100,19 @@ std::uint64_t NamedEngine::submit(const Operation& operation, bool will_wait) {
   if (will_wait && attendant_ != Attendant::kForeground) {
     return handle;
   }
+  const bool is_in_turn = !has_spare_cores_ && request.device == DeviceKind::kCpu;
+  const std::uint64_t enough = is_in_turn ? kGatherBytesInTurn : kGatherBytes;
   const bool must_tell = !is_queue_told_;
   if (must_tell) {
     is_queue_told_ = true;
     queued_bytes_ = 0;
-    gather_until_ = Clock::now() + kGather;
+    gather_until_ = Clock::now() + (is_in_turn ? kGatherInTurn : kGather);
   }
-  const bool had_enough = queued_bytes_ >= kGatherBytes;
+  const bool had_enough = queued_bytes_ >= enough;
   for (const NamedOperation::Tensor& tensor : operation->tensors) {
     queued_bytes_ += tensor.input.bytes;
   }
-  const bool has_enough = !had_enough && queued_bytes_ >= kGatherBytes;
+  const bool has_enough = !had_enough && queued_bytes_ >= enough;
   if (has_enough) {
     gather_until_ = {};
   }

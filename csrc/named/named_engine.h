@@ -58,6 +58,7 @@ class NamedEngine {
     std::unique_ptr<ControlChannel> channel;
     LaneFactory make_lane;
     BufferFactory make_buffer;
+    bool has_spare_cores = true;  // one for the background thread of every rank
   };
   // Called now and then by a wait that takes long; throws to abandon it.
   using InterruptCheck = const std::function<void()>*;
@@ -109,6 +110,11 @@ class NamedEngine {
   static constexpr std::chrono::microseconds kGather{150};
   // Unless as many bytes have come: they are worth a start.
   static constexpr std::uint64_t kGatherBytes = std::uint64_t{1} << 20;
+  // The same for CPU tensors when no core is to spare. What is begun early then gains nothing,
+  // since it takes the time of whoever submits; and of names that come in another order on each
+  // rank, few are agreed on early.
+  static constexpr std::chrono::microseconds kGatherInTurn{1000};
+  static constexpr std::uint64_t kGatherBytesInTurn = std::uint64_t{8} << 20;
   enum class Attendant : std::uint8_t { kNone, kForeground, kBackground };
 
   // A batch, or a change of the process sets.
@@ -169,6 +175,7 @@ class NamedEngine {
   const std::unique_ptr<ControlChannel> channel_;
   const LaneFactory make_lane_;
   const BufferFactory make_buffer_;
+  const bool has_spare_cores_;
   Timeline timeline_;
 
   mutable std::mutex mutex_;
