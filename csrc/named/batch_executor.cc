@@ -161,7 +161,7 @@ void BatchExecutor::all_reduce_alone(const BatchTensor& tensor, const WaitContex
   copy_scaled(output, output, count, spec, tensor.request->postscale);
 }
 
-bool BatchExecutor::can_stay_in_pieces(const std::vector<BatchTensor>& batch, std::uint64_t bytes) {
+bool BatchExecutor::gather_pieces(const std::vector<BatchTensor>& batch, std::uint64_t bytes) {
   const NamedRequest& like = *batch.front().request;
   if (factor_before(like) != 1.0 || like.postscale != 1.0 ||
       !lane_->transport().takes_pieces(bytes)) {
@@ -189,7 +189,7 @@ void BatchExecutor::all_reduce(const std::vector<BatchTensor>& batch, const Wait
   }
   Request request = reduction(OpKind::kAllReduce, batch.front(), count);
   const std::size_t bytes = count * request.element_bytes;
-  if (can_stay_in_pieces(batch, bytes)) {
+  if (gather_pieces(batch, bytes)) {
     request.inputs.push_back({nullptr, bytes});
     request.outputs.push_back({nullptr, bytes});
     request.pieces = &pieces_;

@@ -31,8 +31,9 @@ class BatchExecutor {
 
  private:
   void all_reduce(const std::vector<BatchTensor>& batch, const WaitContext& context);
-  // Whether a batch can be reduced where its tensors lie; then pieces_ says where that is.
-  bool can_stay_in_pieces(const std::vector<BatchTensor>& batch, std::uint64_t bytes);
+  // Notes in pieces_ where the tensors of a batch lie; false if they have to be packed all the
+  // same.
+  bool gather_pieces(const std::vector<BatchTensor>& batch, std::uint64_t bytes);
   void all_reduce_alone(const BatchTensor& tensor, const WaitContext& context);
   void adasum(const BatchTensor& tensor, const WaitContext& context);
   void all_gather(const std::vector<BatchTensor>& batch, const WaitContext& context);

@@ -16,11 +16,6 @@ namespace {
 // into the other tensors.
 constexpr std::size_t kBlockBytes = 16384;
 
-bool is_reduction_of_whole_tensors(OpKind kind) {
-  const Pattern moves = pattern(kind);
-  return moves == Pattern::kReduceToAll || moves == Pattern::kReduceToRoot;
-}
-
 bool overlap(const ConstSpan& a, const Span& b) {
   return a.bytes > 0 && b.bytes > 0 && a.data < b.data + b.bytes && b.data < a.data + a.bytes;
 }
@@ -166,6 +161,11 @@ void reduce_parts(const Request& request, const std::vector<HeaderView>& headers
 
 }  // namespace
 
+bool is_reduction_of_whole_tensors(OpKind kind) {
+  const Pattern moves = pattern(kind);
+  return moves == Pattern::kReduceToAll || moves == Pattern::kReduceToRoot;
+}
+
 std::uint64_t arena_offset_of(const Request& request, const GroupArenas& arenas, int rank) {
   if (!arenas.is_usable()) {
     return kSeesNoArenas;
@@ -184,8 +184,6 @@ std::uint64_t arena_offset_of(const Request& request, const GroupArenas& arenas,
   }
   return outputs_spare_inputs(request, *data, rank) ? arenas.offset_of(data->data) : kNotInArena;
 }
-
-bool can_be_claimed(OpKind kind) { return is_reduction_of_whole_tensors(kind); }
 
 bool goes_through_arenas(const std::vector<HeaderView>& headers) {
   bool any = false;

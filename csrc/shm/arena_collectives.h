@@ -37,13 +37,13 @@ bool goes_through_arenas(const std::vector<HeaderView>& headers);
 void run_in_arenas(const Request& request, const std::vector<HeaderView>& headers,
                    const GroupArenas& arenas, int rank, const double* factors, SharedStore& store);
 
-// With more ranks than cores, for the kinds that can_be_claimed(): does what nobody else has begun,
-// and returns when all is done. See Note [Claiming]. Requires goes_through_arenas; no step has to
-// follow. Throws as Claims::await_all.
+// With more ranks than cores, for kinds that are is_reduction_of_whole_tensors(): does what nobody
+// else has begun, and returns when all is done. See Note [Claiming]. Requires goes_through_arenas;
+// no step has to follow. Throws as Claims::await_all.
 void claim_in_arenas(const Request& request, const std::vector<HeaderView>& headers,
                      const GroupArenas& arenas, int rank, const double* factors, SharedStore& store,
                      Claims& claims, const WaitContext& context);
-bool can_be_claimed(OpKind kind);
+bool is_reduction_of_whole_tensors(OpKind kind);
 
 // After a failure: nobody will use the operation's arena memory again.
 void quarantine_tensors(const Request& request, const GroupArenas& arenas);

@@ -146,7 +146,7 @@ void ShmTransport::complete_current(const Request& request, const WaitContext& c
   }
   shows_arena_ = goes_through_arenas(headers());  // otherwise nobody touches the tensors
   if (shows_arena_) {
-    if (peers_->is_crowded && can_be_claimed(request.kind)) {
+    if (peers_->is_crowded && is_reduction_of_whole_tensors(request.kind)) {
       claim_in_arenas(request, headers(), *arenas_, rank_, factors().data(), store_, claims_,
                       context);
     } else {
@@ -175,8 +175,7 @@ void ShmTransport::complete_current(const Request& request, const WaitContext& c
 
 bool ShmTransport::may_copy_first(const Request& request, std::uint64_t arena_offset) const {
   return arena_offset >= kSeesNoArenas && request.refusal.empty() &&
-         (pattern(request.kind) == Pattern::kReduceToAll ||
-          pattern(request.kind) == Pattern::kReduceToRoot) &&
+         is_reduction_of_whole_tensors(request.kind) &&
          request.inputs[0].bytes > segment_->layout().inline_bytes();
 }
 
