@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "core/published_stream.h"
+#include "shm/copy_ahead.h"
 #include "shm/shm_transport.h"
 
 namespace horon {
@@ -59,8 +60,8 @@ void ShmTransport::exchange(const Request& request, const WaitContext& context) 
       const std::uint64_t from = std::max(range.offset, begin);
       const std::uint64_t to = std::min(range.offset + range.bytes, begin + piece_bytes);
       if (from < to) {
-        std::memcpy(request.outputs[static_cast<std::size_t>(source)].data + (from - range.offset),
-                    segment_->data(source) + place + (from - begin), to - from);
+        copy_ahead(request.outputs[static_cast<std::size_t>(source)].data + (from - range.offset),
+                   segment_->data(source) + place + (from - begin), to - from);
       }
     }
   }

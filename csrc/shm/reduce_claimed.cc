@@ -4,9 +4,9 @@
 // place of rank 0's input.
 
 #include <algorithm>
-#include <cstring>
 
 #include "reduce/reduce.h"
+#include "shm/copy_ahead.h"
 #include "shm/shm_transport.h"
 
 namespace horon {
@@ -51,7 +51,7 @@ void ShmTransport::reduce_claimed(const Request& request, bool is_first_copied,
       const std::byte* result = segment_->data(0) + place;
       visit_tensor(request, begin * element, count * element,
                    [&](const std::byte*, std::byte* output, std::size_t part) {
-                     std::memcpy(output, result, part);
+                     copy_ahead(output, result, part);
                      result += part;
                    });
     }

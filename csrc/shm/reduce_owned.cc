@@ -10,19 +10,25 @@
 #include <cstring>
 
 #include "reduce/reduce.h"
+#include "shm/copy_ahead.h"
 #include "shm/rank_slice.h"
 #include "shm/shm_transport.h"
 
 namespace horon {
 namespace {
 
-// Reduces into `to` and leaves a copy in `also_to`, in blocks that stay in the first-level cache.
+// Reduces into `to` and leaves a copy in `also_to`, whose lines a peer has read; in blocks that
+// stay in the first-level cache.
 void reduce_twice(std::byte* to, std::byte* also_to, InlineVector<const void*, 16> sources,
                   std::uint64_t count, const Request& request, const double* factors,
                   bool is_streaming) {
-  const std::uint64_t block = 8192 / request.element_bytes;
+  const std::uint64_t block = kAheadBytes / request.element_bytes;
   for (std::uint64_t done = 0; done < count; done += block) {
     const std::uint64_t part = std::min(block, count - done);
+    if (!is_streaming) {
+      const std::uint64_t next = std::min(block, count - done - part);
+      prefetch_for_write(also_to + part * request.element_bytes, next * request.element_bytes);
+    }
     reduce(to, sources.data(), static_cast<int>(sources.size()), part, request.dtype, request.op,
            factors);
     const std::size_t bytes = part * request.element_bytes;
@@ -100,7 +106,7 @@ class ShmTransport::OwnedSlices {
       const int owner = (rank_ + offset) % n_ranks_;
       const std::byte* result = region(piece, place, owner, owner);
       visit_slice(piece, owner, [&](const std::byte*, std::byte* output, std::size_t bytes) {
-        std::memcpy(output, result, bytes);
+        copy_ahead(output, result, bytes);
         result += bytes;
       });
     }

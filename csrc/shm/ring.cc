@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "shm/copy_ahead.h"
+
 namespace horon {
 
 Ring::Ring(const Segment& segment, int source, int destination)
@@ -68,8 +70,9 @@ void Ring::copy_out(std::uint64_t position, void* to, std::size_t bytes) const {
   }
   const std::size_t start = position % bytes_;
   const std::size_t first = std::min(bytes, bytes_ - start);
-  std::memcpy(to, data_ + start, first);
-  std::memcpy(static_cast<std::byte*>(to) + first, data_, bytes - first);
+  auto* bytes_to = static_cast<std::byte*>(to);
+  copy_ahead(bytes_to, data_ + start, first);
+  copy_ahead(bytes_to + first, data_, bytes - first);
 }
 
 }  // namespace horon

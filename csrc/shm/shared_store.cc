@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "core/deadline.h"
+#include "shm/copy_ahead.h"
 
 #if defined(__x86_64__)
 #include <emmintrin.h>
@@ -73,18 +74,14 @@ void copy_streaming(std::byte* to, const std::byte* from, std::size_t bytes) {
 }
 
 void SharedStore::copy_untimed(std::byte* to, const std::byte* from, std::size_t bytes) const {
-  if (is_streaming()) {
-    copy_streaming(to, from, bytes);
-  } else if (bytes > 0) {
-    std::memcpy(to, from, bytes);
-  }
+  is_streaming() ? copy_streaming(to, from, bytes) : copy_ahead(to, from, bytes);
 }
 
 void SharedStore::copy_timed(StoreChoice::Way way, std::byte* to, const std::byte* from,
                              std::size_t bytes) {
   const auto started = Clock::now();
   way == StoreChoice::Way::kStreaming ? copy_streaming(to, from, bytes)
-                                      : (void)std::memcpy(to, from, bytes);
+                                      : copy_ahead(to, from, bytes);
   choice_.record(way, bytes,
                  std::chrono::duration<double, std::nano>(Clock::now() - started).count());
 }
