@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch  # noqa: F401  (the extension needs its libraries)
+
 from horon import _C, _build_info
 from horon.common._context import default_context
 from horon.common.process_sets import ProcessSet, global_process_set
