@@ -4,15 +4,14 @@ import pathlib
 import subprocess
 import sys
 
-import pytest
-
 import horon
+import pytest
 
 kPackage = pathlib.Path(horon.__file__).parent
 
 
 def public_modules() -> list[str]:
-    """The modules without a leading underscore, by their dotted names, and those where the package's names come from."""
+    """The modules without a leading underscore, by their dotted names; and where the package's names come from."""
     names = []
     for path in sorted(kPackage.rglob("*.py")):
         parts = path.relative_to(kPackage.parent).with_suffix("").parts
