@@ -154,6 +154,8 @@ class NamedEngine {
   void run_step(InterruptCheck check_interrupt);
   void flush_all();
   void run_batch(const std::vector<BatchTensor>& batch, InterruptCheck check_interrupt);
+  // Throws GroupError where a rank has died or ended it for all, and what `check_interrupt` throws.
+  void check_ranks(InterruptCheck check_interrupt) const;
   void change_sets(const Step& step);
   void add_set(int id, const std::vector<int>& ranks);
   void remove_set(int id);

@@ -165,7 +165,12 @@ void NamedEngine::run_batch(const std::vector<BatchTensor>& batch, InterruptChec
   }
   std::exception_ptr error;
   try {
-    const WaitContext context{Deadline::after(options_.timeout), check_interrupt};
+    WaitContext context{Deadline::after(options_.timeout), check_interrupt};
+    // What waits for the ranks' devices to meet knows nothing of the ranks.
+    const std::function<void()> check_ranks = [&] { this->check_ranks(check_interrupt); };
+    if (request.device == DeviceKind::kCuda) {
+      context.check_interrupt = &check_ranks;
+    }
     found->second->run(batch, root, context);
   } catch (const MismatchError& mismatch) {
     error =
@@ -184,6 +189,15 @@ void NamedEngine::run_batch(const std::vector<BatchTensor>& batch, InterruptChec
     if (tensor.operation && (error || --tensor.operation->unfinished_tensors == 0)) {
       finish(tensor.operation, error);
     }
+  }
+}
+
+void NamedEngine::check_ranks(InterruptCheck check_interrupt) const {
+  if (const std::string failure = channel_->failure(); !failure.empty()) {
+    throw GroupError(failure);
+  }
+  if (check_interrupt != nullptr) {
+    (*check_interrupt)();
   }
 }
 

@@ -3,11 +3,13 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <cstring>
 #include <deque>
 #include <memory>
 #include <mutex>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -135,8 +137,13 @@ class FakeDeviceBatches final : public DeviceBatches {
 
   std::string refusal() override { return gpus_ ? "" : "there is none"; }
 
-  void run(const DeviceBatch& batch, const WaitContext& /*context*/) override {
+  void run(const DeviceBatch& batch, const WaitContext& context) override {
     HORON_CHECK(!is_aborted, "it was aborted");
+    while (waits_for_others) {
+      HORON_CHECK(!context.deadline.has_passed(), "nobody told it to give up");
+      (*context.check_interrupt)();
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
     QueuedBatch queued;
     const auto make_scratch = [&](std::size_t bytes) {
       auto* memory = static_cast<std::byte*>(std::aligned_alloc(256, (bytes + 255) / 256 * 256));
@@ -166,6 +173,7 @@ class FakeDeviceBatches final : public DeviceBatches {
   void abort(const std::string& /*reason*/) override { is_aborted = true; }
 
   std::atomic<bool> fails{false};
+  std::atomic<bool> waits_for_others{false};  // who never come
   std::atomic<bool> is_aborted{false};
 
  private:

@@ -203,6 +203,23 @@ TEST_CASE("named on GPUs: a GPU that fails ends the job on all ranks, though nob
   });
 }
 
+TEST_CASE(
+    "named on GPUs: a rank whose GPU waits for the others' sees that one of them has failed") {
+  run_with_gpus(2, [](NamedEngine& engine, int rank, Machine& machine) {
+    must_complete(engine, std::make_shared<SignalOperation>(NamedKind::kBarrier, "begin"));
+    if (rank == 0) {
+      machine.batches_of(0)->waits_for_others = true;
+    } else {
+      machine.batches_of(1)->is_aborted = true;
+    }
+    must_complete(engine, std::make_shared<SignalOperation>(NamedKind::kBarrier, "set"));
+    const auto operation = on_gpu(NamedKind::kAllReduce, "first", {1});
+    complete(engine, operation);
+    expect(contains(error_text(*operation), "rank 1: "), error_text(*operation));
+    expect(contains(error_text(*operation), "it was aborted"), error_text(*operation));
+  });
+}
+
 TEST_CASE("named on GPUs: process sets have their own") {
   run_with_gpus(3, [](NamedEngine& engine, int rank, Machine& machine) {
     for (const auto& ranks : {std::vector<std::int32_t>{0, 1}, std::vector<std::int32_t>{1, 2}}) {

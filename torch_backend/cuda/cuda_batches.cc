@@ -79,7 +79,8 @@ CudaLane& CudaBatches::lane(const WaitContext& context) {
   }
   const c10::DeviceIndex device = state_->device_of(set_);
   std::shared_ptr<CudaLane> made = CudaLane::connect(
-      store_, concat("named.", set_), rank_, n_ranks_, device, context.deadline, state_->stream());
+      store_, concat("named.", set_), rank_, n_ranks_, device, context.deadline, state_->stream(),
+      context.check_interrupt != nullptr ? *context.check_interrupt : std::function<void()>());
   const std::lock_guard lock(mutex_);
   if (!aborted_.empty()) {
     throw GroupError(aborted_);  // and the communicator goes
