@@ -68,7 +68,7 @@ DeviceSide::WorkPtr CudaGroup::queue(CudaLane& lane, Batch batch, const DeviceCa
     begin->block(stream.stream());
   }
   const Deadline deadline = Deadline::after(call.timeout);
-  {
+  try {
     const c10::cuda::CUDAStreamGuard stream_guard(stream);
     for (Collective& collective : batch.collectives) {
       collective.prepare();
@@ -77,6 +77,14 @@ DeviceSide::WorkPtr CudaGroup::queue(CudaLane& lane, Batch batch, const DeviceCa
     for (Collective& collective : batch.collectives) {
       collective.finish();
     }
+  } catch (...) {
+    if (stream != caller) {
+      // The stand-ins go, and are the caller's stream's memory: behind what was queued for them.
+      const EventPool::Lease queued = lane.events().acquire();
+      queued->record(stream.stream());
+      queued->block(caller.stream());
+    }
+    throw;
   }
   last_sequence_.store(call.sequence, std::memory_order_relaxed);
   EventPool::Lease end = lane.events().acquire();
