@@ -14,31 +14,65 @@
 namespace horon {
 namespace {
 
-// The tightest "quota period" of a cgroup (v2) and those above it, in CPUs; 0: none.
-double cgroup_quota() {
-  std::ifstream file("/proc/self/cgroup");
-  std::string line;
-  std::string path;
-  while (std::getline(file, line)) {
-    if (line.rfind("0::", 0) == 0) {
-      path = line.substr(3);
-    }
-  }
-  double tightest = 0;
+// CPUs' worth of time; 0: no limit. Of a directory of cgroups v2, and of version 1's controller.
+double quota_v2(const std::string& directory) {
+  std::ifstream limits(directory + "/cpu.max");
+  double quota = 0;
+  double period = 0;
+  limits >> quota >> period;  // the word "max" is no number
+  return limits && period > 0 ? quota / period : 0;
+}
+
+double quota_v1(const std::string& directory) {
+  double quota = 0;
+  double period = 0;
+  std::ifstream(directory + "/cpu.cfs_quota_us") >> quota;  // -1: none
+  std::ifstream(directory + "/cpu.cfs_period_us") >> period;
+  return quota > 0 && period > 0 ? quota / period : 0;
+}
+
+double tightest(double one, double other) {
+  return one == 0 || other == 0 ? std::max(one, other) : std::min(one, other);
+}
+
+// Of a cgroup and all above it. In a container the mount may begin at the container's own cgroup,
+// while the path is that of the host.
+double tightest_quota(const std::string& mount, std::string path,
+                      double (*quota_of)(const std::string&)) {
+  double found = quota_of(mount);
   while (!path.empty()) {
-    std::ifstream limits("/sys/fs/cgroup" + path + "/cpu.max");
-    double quota = 0;
-    double period = 0;
-    if (limits >> quota >> period && period > 0) {  // the word "max" is no number
-      const double cpus = quota / period;
-      tightest = tightest == 0 ? cpus : std::min(tightest, cpus);
-    }
+    found = tightest(found, quota_of(mount + path));
     path.resize(path.rfind('/'));  // the parent; "" above the root's children
   }
-  return tightest;
+  return found;
+}
+
+bool lists_cpu(const std::string& controllers) {
+  return concat(',', controllers, ',').find(",cpu,") != std::string::npos;
 }
 
 }  // namespace
+
+double cgroup_quota(const std::string& membership, const std::string& mount) {
+  std::ifstream file(membership);
+  std::string line;
+  double found = 0;
+  while (std::getline(file, line)) {  // "4:cpu,cpuacct:/path", or version 2's "0::/path"
+    const std::size_t first = line.find(':');
+    const std::size_t second = first == std::string::npos ? first : line.find(':', first + 1);
+    if (second == std::string::npos || line.compare(second + 1, 1, "/") != 0) {
+      continue;
+    }
+    const std::string controllers = line.substr(first + 1, second - first - 1);
+    const std::string path = line.substr(second + 1);
+    if (controllers.empty()) {
+      found = tightest(found, tightest_quota(mount, path, quota_v2));
+    } else if (lists_cpu(controllers)) {
+      found = tightest(found, tightest_quota(mount + "/cpu", path, quota_v1));
+    }
+  }
+  return found;
+}
 
 std::string CpuBudget::encode() const {
   std::ostringstream out;
@@ -85,7 +119,7 @@ CpuBudget own_cpu_budget() {
       budget.cpus.push_back(static_cast<int>(cpu));
     }
   }
-  budget.quota = cgroup_quota();
+  budget.quota = cgroup_quota("/proc/self/cgroup", "/sys/fs/cgroup");
   return budget;
 }
 

@@ -19,6 +19,10 @@ struct CpuBudget {
 // This process's; everything the machine has, where the system does not say.
 CpuBudget own_cpu_budget();
 
+// The tightest limit of a process's cgroups, of version 1 or 2, in CPUs; 0: none. `membership` is
+// its /proc/PID/cgroup, `mount` where cgroups are mounted.
+double cgroup_quota(const std::string& membership, const std::string& mount);
+
 // Pure. How many CPUs processes with these budgets can use at once. Quotas count as one and the
 // same, as they are for the processes of one container.
 double common_cpus(const std::vector<CpuBudget>& budgets);

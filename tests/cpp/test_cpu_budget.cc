@@ -1,6 +1,12 @@
 #include "core/cpu_budget.h"
 
 #include <sched.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <string>
 
 #include "catch.h"
 #include "core/error.h"
@@ -16,7 +22,57 @@ CpuBudget budget(std::vector<int> cpus, double quota = 0) {
   return made;
 }
 
+// What cgroup_quota() finds where the system says this.
+double quota_of(const std::string& membership, const std::map<std::string, std::string>& files) {
+  const std::filesystem::path folder =
+      std::filesystem::temp_directory_path() / concat("horon-test-cgroups-", ::getpid());
+  std::filesystem::create_directories(folder / "mount");
+  std::ofstream(folder / "membership") << membership;
+  for (const auto& [name, content] : files) {
+    const std::filesystem::path path = folder / "mount" / name;
+    std::filesystem::create_directories(path.parent_path());
+    std::ofstream(path) << content;
+  }
+  const double quota = cgroup_quota(folder / "membership", folder / "mount");
+  std::filesystem::remove_all(folder);
+  return quota;
+}
+
 }  // namespace
+
+TEST_CASE("cpu budget: quotas of cgroups, version 2") {
+  CHECK(quota_of("0::/\n", {}) == 0);
+  CHECK(quota_of("0::/\n", {{"cpu.max", "max 100000\n"}}) == 0);
+  CHECK(quota_of("0::/\n", {{"cpu.max", "150000 100000\n"}}) == 1.5);
+  CHECK(quota_of("0::/a/b\n", {{"a/b/cpu.max", "200000 100000\n"}}) == 2);
+  // The tightest of all levels.
+  CHECK(quota_of("0::/a/b\n", {{"a/b/cpu.max", "200000 100000\n"},
+                               {"a/cpu.max", "50000 100000\n"},
+                               {"cpu.max", "max 100000\n"}}) == 0.5);
+  // The path of the host, in a container.
+  CHECK(quota_of("0::/docker/c0ffee\n", {{"cpu.max", "100000 50000\n"}}) == 2);
+}
+
+TEST_CASE("cpu budget: quotas of cgroups, version 1") {
+  const std::string membership = "9:name=systemd:/\n4:cpuset:/x\n3:cpuacct,cpu:/a/b\n0::/\n";
+  CHECK(quota_of(membership, {}) == 0);
+  CHECK(quota_of(membership, {{"cpu/a/b/cpu.cfs_quota_us", "-1\n"},
+                              {"cpu/a/b/cpu.cfs_period_us", "100000\n"}}) == 0);
+  CHECK(quota_of(membership, {{"cpu/a/b/cpu.cfs_quota_us", "150000\n"},
+                              {"cpu/a/b/cpu.cfs_period_us", "100000\n"}}) == 1.5);
+  CHECK(quota_of(membership, {{"cpu/cpu.cfs_quota_us", "100000\n"},
+                              {"cpu/cpu.cfs_period_us", "100000\n"}}) == 1);
+  CHECK(quota_of("4:cpuset:/a/b\n", {{"cpu/a/b/cpu.cfs_quota_us", "150000\n"},
+                                     {"cpu/a/b/cpu.cfs_period_us", "100000\n"}}) == 0);
+}
+
+TEST_CASE("cpu budget: what the system says can be nonsense") {
+  for (const char* membership : {"", "\n", "0", "0:", "0::", "0::a", ":::", "x:cpu:"}) {
+    INFO(membership);
+    CHECK(quota_of(membership, {{"cpu.max", "oops\n"}, {"cpu/cpu.cfs_quota_us", "-\n"}}) == 0);
+  }
+  CHECK(quota_of("0::/\n", {{"cpu.max", "100000 0\n"}}) == 0);
+}
 
 TEST_CASE("cpu budget: text and back") {
   for (const CpuBudget& original :
