@@ -44,9 +44,12 @@ def nothing_in_shm(shm_before: set[str]) -> Iterator[None]:
 class _MallocInfo(ctypes.Structure):
     """glibc's struct mallinfo2."""
 
-    _fields_ = tuple(
-        (name, ctypes.c_size_t)
-        for name in "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost".split()
+    _fields_ = (
+        ("before", ctypes.c_size_t * 4),
+        ("hblkhd", ctypes.c_size_t),
+        ("between", ctypes.c_size_t * 2),
+        ("uordblks", ctypes.c_size_t),
+        ("after", ctypes.c_size_t * 2),
     )
 
 
