@@ -7,6 +7,8 @@
 // others after it; the place is written again two pieces later at the earliest, and by then
 // everybody has finished the step of the piece between, which comes after their reading. So pieces
 // need no exit barrier, and operations follow each other without one.
+// A place that nobody reads in another rank's ring any more may be given back and taken again at
+// once: its lines are then still in this rank's cache.
 // The rings are larger than that needs: what a peer has read stays in its private cache for a
 // while, and storing into such a line was measured to cost four times as much as into one that has
 // moved on to the shared cache.
@@ -41,6 +43,9 @@ class DataRing {
     at_ = begin + (bytes + kCacheLineBytes - 1) / kCacheLineBytes * kCacheLineBytes;
     return begin;
   }
+
+  // Gives back the place that was taken last, which begins there.
+  void give_back(std::size_t begin) { at_ = begin; }
 
  private:
   std::size_t bytes_;

@@ -5,6 +5,7 @@
 
 #include "core/deadline.h"
 #include "shm/copy_ahead.h"
+#include "shm/swap_lines.h"
 
 #if defined(__x86_64__)
 #include <emmintrin.h>
@@ -83,6 +84,17 @@ void SharedStore::copy_timed(StoreChoice::Way way, std::byte* to, const std::byt
   way == StoreChoice::Way::kStreaming ? copy_streaming(to, from, bytes)
                                       : copy_ahead(to, from, bytes);
   choice_.record(way, bytes,
+                 std::chrono::duration<double, std::nano>(Clock::now() - started).count());
+}
+
+void SharedStore::swap(std::byte* to, std::byte* shared, const std::byte* from, std::size_t bytes) {
+  if (bytes < kTimedBytes) {
+    swap_lines(to, shared, from, bytes);
+    return;
+  }
+  const auto started = Clock::now();
+  swap_lines(to, shared, from, bytes);
+  choice_.record(StoreChoice::Way::kCached, 2 * bytes,
                  std::chrono::duration<double, std::nano>(Clock::now() - started).count());
 }
 
