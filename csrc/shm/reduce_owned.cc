@@ -8,12 +8,13 @@
 //
 // Note [Lines that go back and forth]
 // What limits this is how many cache lines a core can wait for at once, so as few as can be travel.
-// The owner of a slice stores the result where each input came from, taking the lines for writing as
-// it reads them; whoever brought the input copies the result out of its own ring and puts its part
-// of the next piece into the same lines, which by then are its own. So a line goes to the owner once
-// and back once, where separate places for inputs and results would make it four ways. Two cores of a
-// Xeon took 7.7 ms for 64 MiB so, and 9.6 with separate places (docs/performance.md). After the last
-// step nobody looks into another rank's ring, so the next operation may use the place at once.
+// The owner of a slice stores the result where each input came from, taking the lines for writing
+// as it reads them; whoever brought the input copies the result out of its own ring and puts its
+// part of the next piece into the same lines, which by then are its own. So a line goes to the
+// owner once and back once, where separate places for inputs and results would make it four ways.
+// Two cores of a Xeon took 7.7 ms for 64 MiB so, and 9.6 with separate places
+// (docs/performance.md). After the last step nobody looks into another rank's ring, so the next
+// operation may use the place at once.
 
 #include <algorithm>
 #include <cstring>
@@ -154,8 +155,8 @@ class ShmTransport::OwnedSlices {
     const std::size_t in_bytes = slice_bytes(piece + 1, owner);  // not more
     std::byte* shared = region(place, rank_, owner);
     std::byte* output = request_.outputs[0].data + first_byte(piece, owner);
-    transport_.store_.swap(output, shared,
-                           request_.inputs[0].data + first_byte(piece + 1, owner), in_bytes);
+    transport_.store_.swap(output, shared, request_.inputs[0].data + first_byte(piece + 1, owner),
+                           in_bytes);
     copy_ahead(output + in_bytes, shared + in_bytes, out_bytes - in_bytes);
   }
 

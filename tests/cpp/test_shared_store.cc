@@ -1,5 +1,6 @@
 #include "shm/shared_store.h"
 
+#include <algorithm>
 #include <cstring>
 #include <random>
 #include <vector>
@@ -152,4 +153,18 @@ TEST_CASE("shared store: copies right, whichever way it takes") {
     REQUIRE(target[at + size] == std::byte{0x77});
   }
   store.copy(nullptr, nullptr, 0);
+}
+
+TEST_CASE("shared store: a swap is right, whatever its length, and counts as cached stores") {
+  SharedStore store;
+  for (const std::size_t bytes : {std::size_t{0}, std::size_t{100}, std::size_t{200000}}) {
+    const auto before = random_bytes(bytes);
+    const auto from = random_bytes(bytes + 1);
+    auto shared = before;
+    std::vector<std::byte> to(bytes);
+    store.swap(to.data(), shared.data(), from.data(), bytes);
+    REQUIRE(to == before);
+    REQUIRE(std::equal(shared.begin(), shared.end(), from.begin()));
+    REQUIRE_FALSE(store.is_streaming());
+  }
 }
