@@ -31,16 +31,7 @@ def _switches() -> dict[str, int]:
     return counts
 
 
-def _idle(rank: int, world_size: int) -> None:
-    group = dist.new_group()
-    for kind in KINDS:
-        for count in (10, 300000):
-            start(kind, rank, world_size, count)[0].wait()
-    done = threading.Event()
-    dist.all_reduce(torch.ones(70001), group=group, async_op=True).get_future().then(lambda _: done.set())
-    assert done.wait(20), "the callback never ran"
-    (dist.send if rank == 0 else dist.recv)(torch.ones(300000), 1 - rank)
-    dist.barrier()
+def _assert_idle() -> None:
     time.sleep(1)
     before = _switches()
     processor_s = time.process_time()
@@ -51,8 +42,40 @@ def _idle(rank: int, world_size: int) -> None:
     woken = {name: count - before.get(name, 0) for name, count in after.items() if count != before.get(name, 0)}
     assert not woken, f"threads that woke up in {IDLE_S} idle seconds: {woken}"
     assert used_s < 0.05, f"{used_s:.3f} s of processor time in {IDLE_S} idle seconds"
+
+
+def _idle(rank: int, world_size: int) -> None:
+    group = dist.new_group()
+    for kind in KINDS:
+        for count in (10, 300000):
+            start(kind, rank, world_size, count)[0].wait()
+    done = threading.Event()
+    dist.all_reduce(torch.ones(70001), group=group, async_op=True).get_future().then(lambda _: done.set())
+    assert done.wait(20), "the callback never ran"
+    (dist.send if rank == 0 else dist.recv)(torch.ones(300000), 1 - rank)
+    dist.barrier()
+    _assert_idle()
     dist.destroy_process_group()
 
 
 def test_no_thread_wakes_up_when_idle() -> None:
     assert_clean_exits(run_fresh_processes(_idle, 2))
+
+
+def _idle_horovod(rank: int, world_size: int) -> None:
+    import horon.torch as hvd
+
+    hvd.init()
+    _assert_idle()
+    handles = [hvd.allreduce_async(torch.ones(1000 + i), name=str(i)) for i in range(100)]
+    for handle in handles:
+        hvd.synchronize(handle)
+    assert hvd.allreduce(torch.ones(300000), op=hvd.Sum)[0] == world_size
+    hvd.broadcast_object(rank)
+    hvd.barrier()
+    _assert_idle()
+    hvd.shutdown()
+
+
+def test_no_thread_wakes_up_when_idle_after_horovod_init() -> None:
+    assert_clean_exits(run_fresh_processes(_idle_horovod, 2))
