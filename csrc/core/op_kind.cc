@@ -77,6 +77,20 @@ bool has_shared_input(OpKind kind) {
          kind == OpKind::kNewWindow || kind == OpKind::kWindowRegister;
 }
 
+bool goes_both_ways(OpKind kind, int n_ranks) {
+  switch (kind) {
+    case OpKind::kAllToAll:
+    case OpKind::kAllToAllSingle:
+      return true;
+    case OpKind::kAllGather:
+    case OpKind::kAllGatherSingle:
+    case OpKind::kAllGatherCoalesced:
+      return n_ranks == 2;
+    default:
+      return false;
+  }
+}
+
 bool has_window(OpKind kind) {
   return kind == OpKind::kWindowRegister || kind == OpKind::kWindowDeregister;
 }

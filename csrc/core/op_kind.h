@@ -48,6 +48,9 @@ Pattern pattern(OpKind kind);
 // True where every destination reads the same data of a source, which is then published once.
 bool has_shared_input(OpKind kind);
 
+// Pure. True where each two ranks give each other data that nobody else reads.
+bool goes_both_ways(OpKind kind, int n_ranks);
+
 // True where the ranks must mean the same window.
 bool has_window(OpKind kind);
 

@@ -8,21 +8,18 @@
 #include "shm/shm_transport.h"
 
 namespace horon {
-namespace {
 
 // What this rank gives to itself needs no other rank.
-void copy_own_part(const Request& request, int rank) {
-  const ConstSpan& from = request.inputs[static_cast<std::size_t>(rank)];
-  const Span& to = request.outputs[static_cast<std::size_t>(rank)];
+void ShmTransport::copy_own_part(const Request& request) const {
+  const ConstSpan& from = request.inputs[static_cast<std::size_t>(rank_)];
+  const Span& to = request.outputs[static_cast<std::size_t>(rank_)];
   if (to.bytes > 0 && to.data != from.data) {
     std::memmove(to.data, from.data, to.bytes);
   }
 }
 
-}  // namespace
-
 void ShmTransport::exchange_inline(const Request& request) {
-  copy_own_part(request, rank_);
+  copy_own_part(request);
   for (int offset = 1; offset < n_ranks_; ++offset) {
     const int source = (rank_ + offset) % n_ranks_;
     const StreamRange range = range_for(headers(), source, rank_);
@@ -35,6 +32,10 @@ void ShmTransport::exchange_inline(const Request& request) {
 }
 
 void ShmTransport::exchange(const Request& request, const WaitContext& context) {
+  if (!peers_->is_crowded && goes_both_ways(request.kind, n_ranks_)) {
+    swap_with_peers(request, context);
+    return;
+  }
   const std::uint64_t piece_bytes = ring_.most_bytes();
   std::uint64_t longest = 0;
   for (const HeaderView& view : headers()) {
@@ -50,7 +51,7 @@ void ShmTransport::exchange(const Request& request, const WaitContext& context) 
                      });
     board_.finish_step();
     if (!copied_own_part) {  // while the others get here
-      copy_own_part(request, rank_);
+      copy_own_part(request);
       copied_own_part = true;
     }
     board_.await_all(context);

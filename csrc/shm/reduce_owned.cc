@@ -118,9 +118,8 @@ class ShmTransport::OwnedSlices {
   void copy_out(std::uint64_t piece, std::size_t place, bool has_next) const {
     for (int offset = 1; offset < n_ranks_; ++offset) {
       const int owner = (rank_ + offset) % n_ranks_;
-      if (has_next && wants_result(rank_) && request_.pieces == nullptr &&
-          !transport_.store_.is_streaming()) {
-        swap_slice(piece, place, owner);
+      if (request_.pieces == nullptr) {
+        swap_slice(piece, place, owner, has_next);
         continue;
       }
       if (wants_result(rank_)) {
@@ -150,14 +149,14 @@ class ShmTransport::OwnedSlices {
   }
 
   // Both, for a tensor that lies in one piece of memory.
-  void swap_slice(std::uint64_t piece, std::size_t place, int owner) const {
-    const std::size_t out_bytes = slice_bytes(piece, owner);
-    const std::size_t in_bytes = slice_bytes(piece + 1, owner);  // not more
-    std::byte* shared = region(place, rank_, owner);
-    std::byte* output = request_.outputs[0].data + first_byte(piece, owner);
-    transport_.store_.swap(output, shared, request_.inputs[0].data + first_byte(piece + 1, owner),
-                           in_bytes);
-    copy_ahead(output + in_bytes, shared + in_bytes, out_bytes - in_bytes);
+  void swap_slice(std::uint64_t piece, std::size_t place, int owner, bool has_next) const {
+    const bool has_result = wants_result(rank_);
+    std::byte* to = has_result ? request_.outputs[0].data + first_byte(piece, owner) : nullptr;
+    const std::byte* from =
+        has_next ? request_.inputs[0].data + first_byte(piece + 1, owner) : nullptr;
+    transport_.store_.swap(to, has_result ? slice_bytes(piece, owner) : 0,
+                           region(place, rank_, owner), from,
+                           has_next ? slice_bytes(piece + 1, owner) : 0);
   }
 
   // visit_tensor() for what `owner` owns of a piece.

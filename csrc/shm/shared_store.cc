@@ -87,15 +87,23 @@ void SharedStore::copy_timed(StoreChoice::Way way, std::byte* to, const std::byt
                  std::chrono::duration<double, std::nano>(Clock::now() - started).count());
 }
 
-void SharedStore::swap(std::byte* to, std::byte* shared, const std::byte* from, std::size_t bytes) {
-  if (bytes < kTimedBytes) {
-    swap_lines(to, shared, from, bytes);
-    return;
+void SharedStore::swap(std::byte* to, std::size_t to_bytes, std::byte* shared,
+                       const std::byte* from, std::size_t from_bytes) {
+  const std::size_t both = is_streaming() ? 0 : std::min(to_bytes, from_bytes);
+  if (both > 0) {
+    const auto started = both < kTimedBytes ? Clock::time_point{} : Clock::now();
+    swap_lines(to, shared, from, both);
+    if (both >= kTimedBytes) {  // as two copies
+      choice_.record(StoreChoice::Way::kCached, 2 * both,
+                     std::chrono::duration<double, std::nano>(Clock::now() - started).count());
+    }
   }
-  const auto started = Clock::now();
-  swap_lines(to, shared, from, bytes);
-  choice_.record(StoreChoice::Way::kCached, 2 * bytes,
-                 std::chrono::duration<double, std::nano>(Clock::now() - started).count());
+  if (to_bytes > both) {
+    copy_ahead(to + both, shared + both, to_bytes - both);
+  }
+  if (from_bytes > both) {
+    copy(shared + both, from + both, from_bytes - both);
+  }
 }
 
 void SharedStore::copy(std::byte* to, const std::byte* from, std::size_t bytes) {

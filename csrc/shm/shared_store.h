@@ -43,9 +43,10 @@ void copy_streaming(std::byte* to, const std::byte* from, std::size_t bytes);
 class SharedStore {
  public:
   void copy(std::byte* to, const std::byte* from, std::size_t bytes);
-  // Copies what is in `shared` to `to` and then what is at `from` into `shared`, at once and not
-  // streaming. Timed as two copies.
-  void swap(std::byte* to, std::byte* shared, const std::byte* from, std::size_t bytes);
+  // Copies what a peer has left in `shared` to `to`, and then what is at `from` into `shared`; both
+  // at once unless streaming. See swap_lines.h.
+  void swap(std::byte* to, std::size_t to_bytes, std::byte* shared, const std::byte* from,
+            std::size_t from_bytes);
   // For results that are stored block by block: the caller asks once and copies itself.
   bool is_streaming() const { return choice_.way() == StoreChoice::Way::kStreaming; }
 

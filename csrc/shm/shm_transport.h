@@ -49,7 +49,9 @@ class ShmTransport final : public Transport {
   void quarantine(const Request& request);
 
   void exchange(const Request& request, const WaitContext& context);
+  void swap_with_peers(const Request& request, const WaitContext& context);
   void exchange_inline(const Request& request);
+  void copy_own_part(const Request& request) const;
   // Large reductions; the first piece may have been copied in before the arrival.
   class OwnedSlices;
   bool may_copy_first(const Request& request, std::uint64_t arena_offset) const;

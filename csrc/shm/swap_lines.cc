@@ -21,6 +21,7 @@ template <typename Vector>
   std::size_t done = 0;
   for (; done + kLine <= bytes; done += kLine) {
     prefetch_for_write(shared + done + kAheadBytes, kLine);
+    prefetch_for_write(to + done + kAheadBytes, kLine);
     for (std::size_t at = done; at < done + kLine; at += sizeof(Vector)) {
       Vector out;
       Vector in;
