@@ -6,7 +6,7 @@
 
 #include "core/published_stream.h"
 #include "reduce/reduce.h"
-#include "shm/copy_ahead.h"
+#include "shm/line_copies.h"
 #include "shm/rank_slice.h"
 #include "shm/segment.h"
 
@@ -140,7 +140,7 @@ void exchange(const Request& request, const std::vector<HeaderView>& headers,
     const int source = (rank + offset) % n_ranks;
     if (const std::byte* from = part_for(headers, arenas, source, rank)) {
       const Span& to = request.outputs[static_cast<std::size_t>(source)];
-      copy_ahead(to.data, from, to.bytes);
+      copy_lines(to.data, from, to.bytes);
     }
   }
 }

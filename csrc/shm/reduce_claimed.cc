@@ -6,7 +6,7 @@
 #include <algorithm>
 
 #include "reduce/reduce.h"
-#include "shm/copy_ahead.h"
+#include "shm/line_copies.h"
 #include "shm/shm_transport.h"
 
 namespace horon {
@@ -51,7 +51,7 @@ void ShmTransport::reduce_claimed(const Request& request, bool is_first_copied,
       const std::byte* result = segment_->data(0) + place;
       visit_tensor(request, begin * element, count * element,
                    [&](const std::byte*, std::byte* output, std::size_t part) {
-                     copy_ahead(output, result, part);
+                     copy_lines(output, result, part);
                      result += part;
                    });
     }

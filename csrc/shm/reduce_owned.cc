@@ -20,7 +20,7 @@
 #include <cstring>
 
 #include "reduce/reduce.h"
-#include "shm/copy_ahead.h"
+#include "shm/line_copies.h"
 #include "shm/rank_slice.h"
 #include "shm/shm_transport.h"
 
@@ -143,7 +143,7 @@ class ShmTransport::OwnedSlices {
   void copy_out_slice(std::uint64_t piece, std::size_t place, int owner) const {
     const std::byte* result = region(place, rank_, owner);
     visit_slice(piece, owner, [&](const std::byte*, std::byte* output, std::size_t bytes) {
-      copy_ahead(output, result, bytes);
+      copy_lines(output, result, bytes);
       result += bytes;
     });
   }

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "shm/copy_ahead.h"
+#include "shm/line_copies.h"
 
 namespace horon {
 
@@ -71,8 +71,8 @@ void Ring::copy_out(std::uint64_t position, void* to, std::size_t bytes) const {
   const std::size_t start = position % bytes_;
   const std::size_t first = std::min(bytes, bytes_ - start);
   auto* bytes_to = static_cast<std::byte*>(to);
-  copy_ahead(bytes_to, data_ + start, first);
-  copy_ahead(bytes_to + first, data_, bytes - first);
+  copy_lines(bytes_to, data_ + start, first);
+  copy_lines(bytes_to + first, data_, bytes - first);
 }
 
 }  // namespace horon

@@ -4,8 +4,7 @@
 #include <cstring>
 
 #include "core/deadline.h"
-#include "shm/copy_ahead.h"
-#include "shm/swap_lines.h"
+#include "shm/line_copies.h"
 
 #if defined(__x86_64__)
 #include <emmintrin.h>
@@ -75,14 +74,14 @@ void copy_streaming(std::byte* to, const std::byte* from, std::size_t bytes) {
 }
 
 void SharedStore::copy_untimed(std::byte* to, const std::byte* from, std::size_t bytes) const {
-  is_streaming() ? copy_streaming(to, from, bytes) : copy_ahead(to, from, bytes);
+  is_streaming() ? copy_streaming(to, from, bytes) : copy_lines(to, from, bytes);
 }
 
 void SharedStore::copy_timed(StoreChoice::Way way, std::byte* to, const std::byte* from,
                              std::size_t bytes) {
   const auto started = Clock::now();
   way == StoreChoice::Way::kStreaming ? copy_streaming(to, from, bytes)
-                                      : copy_ahead(to, from, bytes);
+                                      : copy_lines(to, from, bytes);
   choice_.record(way, bytes,
                  std::chrono::duration<double, std::nano>(Clock::now() - started).count());
 }
@@ -99,7 +98,7 @@ void SharedStore::swap(std::byte* to, std::size_t to_bytes, std::byte* shared,
     }
   }
   if (to_bytes > both) {
-    copy_ahead(to + both, shared + both, to_bytes - both);
+    copy_lines(to + both, shared + both, to_bytes - both);
   }
   if (from_bytes > both) {
     copy(shared + both, from + both, from_bytes - both);

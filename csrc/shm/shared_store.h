@@ -44,7 +44,7 @@ class SharedStore {
  public:
   void copy(std::byte* to, const std::byte* from, std::size_t bytes);
   // Copies what a peer has left in `shared` to `to`, and then what is at `from` into `shared`; both
-  // at once unless streaming. See swap_lines.h.
+  // at once unless streaming. See line_copies.h.
   void swap(std::byte* to, std::size_t to_bytes, std::byte* shared, const std::byte* from,
             std::size_t from_bytes);
   // For results that are stored block by block: the caller asks once and copies itself.

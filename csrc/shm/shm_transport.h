@@ -52,6 +52,7 @@ class ShmTransport final : public Transport {
   void swap_with_peers(const Request& request, const WaitContext& context);
   void exchange_inline(const Request& request);
   void copy_own_part(const Request& request) const;
+  void copy_own_part(const Request& request, std::uint64_t begin, std::size_t bytes) const;
   // Large reductions; the first piece may have been copied in before the arrival.
   class OwnedSlices;
   bool may_copy_first(const Request& request, std::uint64_t arena_offset) const;

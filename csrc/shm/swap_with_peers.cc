@@ -66,7 +66,7 @@ void ShmTransport::swap_with_peers(const Request& request, const WaitContext& co
     store_.copy(buffer(rank_, peer), in.data, in.bytes);
   });
   board_.finish_step();
-  copy_own_part(request);  // while the others get here
+  copy_own_part(request, 0, most);  // while the others get here
   board_.await_all(context);
   bool is_own = false;
   for (std::uint64_t begin = 0; begin < longest; begin += most) {
@@ -79,6 +79,7 @@ void ShmTransport::swap_with_peers(const Request& request, const WaitContext& co
       const ConstSpan in = part_of(input, begin + most, most);
       store_.swap(out.data, out.bytes, shared, in.data, in.bytes);
     });
+    copy_own_part(request, begin + most, most);
     is_own = !is_own;
   }
 }
