@@ -4,12 +4,12 @@
 // Large messages pass through a ring of memory per rank, piece by piece. A piece takes the same
 // place in every rank's ring, and of two pieces that follow each other neither overlaps the other,
 // because a piece takes at most a quarter of the ring. A piece is written before a step and read by
-// others after it; the place is written again two pieces later at the earliest, and by then
-// everybody has finished the step of the piece between, which comes after their reading. So pieces
-// need no exit barrier, and operations follow each other without one.
-// A place that nobody reads in another rank's ring any more may be given back and taken again at
-// once: its lines are then still in this rank's cache.
-// The rings are larger than that needs: what a peer has read stays in its private cache for a
+// others after it (or written, see Note [Swapping] in swap_with_peers.cc); the place is written
+// again two pieces later at the earliest, and by then everybody has finished the step of the piece
+// between, which comes after their reading. So pieces need no exit barrier, and operations follow
+// each other without one. A place that nobody reads in another rank's ring any more may be given
+// back and taken again at once: its lines are then still in this rank's cache. The rings are larger
+// than that needs, for what goes one way: what a peer has read stays in its private cache for a
 // while, and storing into such a line was measured to cost four times as much as into one that has
 // moved on to the shared cache.
 #pragma once
