@@ -1,11 +1,12 @@
 // Who does which part of a round of work that any rank can do.
 //
 // Note [Claiming]
-// With more ranks than cores, a rank whose share it is to reduce a slice may not be running. So all
-// bring their whole input, and whoever is awake takes the next slice. A claim word holds the number
-// of the round and of the next slice, and is moved on by compare-and-swap; a word that still says
-// an earlier round means slice 0. So nobody has to reset it, and who comes late can claim nothing.
-// Rounds alternate between two words: one is taken up again only when everybody is done with it.
+// With more ranks than cores, a rank whose share it is to reduce a slice may not be running. Where
+// everybody can reach everybody's input, in the arena, whoever is awake takes the next slice. A
+// claim word holds the number of the round and of the next slice, and is moved on by
+// compare-and-swap; a word that still says an earlier round means slice 0. So nobody has to reset
+// it, and who comes late can claim nothing. Rounds alternate between two words: one is taken up
+// again only when everybody is done with it.
 #pragma once
 
 #include <algorithm>

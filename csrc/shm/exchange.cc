@@ -53,7 +53,7 @@ void ShmTransport::exchange_inline(const Request& request) {
 }
 
 void ShmTransport::exchange(const Request& request, const WaitContext& context) {
-  if (!peers_->is_crowded && goes_both_ways(request.kind, n_ranks_)) {
+  if (goes_both_ways(request.kind, n_ranks_)) {
     swap_with_peers(request, context);
     return;
   }

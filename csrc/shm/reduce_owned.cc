@@ -1,4 +1,4 @@
-// ShmTransport: reductions of large tensors where every rank has a core.
+// ShmTransport: reductions of large tensors.
 //
 // A tensor goes through the rings in pieces, and every rank owns one slice of each piece: all copy
 // in what others own, each reduces what it owns, all copy out what others have reduced. The first

@@ -53,7 +53,7 @@ void ShmTransport::run(const Request& request, const WaitContext& context) {
     const std::uint64_t offset = arena_offset(request);
     shows_arena_ = offset < kSeesNoArenas;
     if (may_copy_first(request, offset)) {
-      peers_->is_crowded ? copy_in_first_piece(request) : copy_in_first_slices(request);
+      copy_in_first_slices(request);
     }
     deposits_.deposit(request, offset);
     complete_current(request, context);
@@ -185,8 +185,7 @@ void ShmTransport::reduce_large(const Request& request, const WaitContext& conte
   for (const HeaderView& view : headers()) {
     is_first_copied = is_first_copied && view.header->arena_offset >= kSeesNoArenas;
   }
-  peers_->is_crowded ? reduce_claimed(request, is_first_copied, context)
-                     : reduce_owned(request, is_first_copied, context);
+  reduce_owned(request, is_first_copied, context);
 }
 
 void ShmTransport::step(const WaitContext& context) {

@@ -58,10 +58,6 @@ class ShmTransport final : public Transport {
   bool may_copy_first(const Request& request, std::uint64_t arena_offset) const;
   void copy_in_first_slices(const Request& request);
   void reduce_owned(const Request& request, bool is_first_copied, const WaitContext& context);
-  void copy_in_first_piece(const Request& request);
-  void copy_in_piece(const Request& request, std::uint64_t first_byte, std::size_t bytes,
-                     std::size_t place);
-  void reduce_claimed(const Request& request, bool is_first_copied, const WaitContext& context);
   void reduce_large(const Request& request, const WaitContext& context);
   void reduce_inline(const Request& request);
   void reduce_scatter(const Request& request, const WaitContext& context);
