@@ -84,6 +84,27 @@ def test_torchrun(script: Path) -> None:
     assert _run([(command, _environment())], script.parent) == [[0, 2, 0, 2, 0, 1], [1, 2, 1, 2, 0, 1]]
 
 
+def test_settings_that_mean_nothing_here_are_named_once(script: Path) -> None:
+    """By rank 0 alone, however often init is called."""
+    env = _environment(HOROVOD_CYCLE_TIME="5", HOROVOD_AUTOTUNE="1", HOROVOD_FUSION_THRESHOLD="0")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(script)]
+    result = subprocess.run(command, env=env, cwd=script.parent, text=True, capture_output=True, timeout=200)
+    assert result.returncode == 0, result.stderr[-4000:]
+    told = sorted(
+        line.split()[-1] for line in result.stderr.replace(" has no effect", "\n").splitlines() if "HOROVOD_" in line
+    )
+    assert told == ["HOROVOD_AUTOTUNE", "HOROVOD_CYCLE_TIME"], result.stderr[-2000:]
+
+
+def test_a_setting_that_makes_no_sense_is_an_error(script: Path) -> None:
+    env = _environment(HOROVOD_FUSION_THRESHOLD="64MB")
+    result = subprocess.run(
+        [sys.executable, str(script)], env=env, cwd=script.parent, text=True, capture_output=True, timeout=200
+    )
+    assert result.returncode != 0
+    assert "HOROVOD_FUSION_THRESHOLD: expected a number of bytes, got '64MB'" in result.stderr
+
+
 @pytest.mark.skipif(shutil.which("mpirun") is None, reason="no mpirun")
 def test_mpirun(script: Path) -> None:
     command = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-np", "2", sys.executable, str(script)]
