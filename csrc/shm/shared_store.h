@@ -42,6 +42,8 @@ void copy_streaming(std::byte* to, const std::byte* from, std::size_t bytes);
 // Thread safety: none.
 class SharedStore {
  public:
+  explicit SharedStore(const StoreChoice& choice = {}) : choice_(choice) {}
+
   void copy(std::byte* to, const std::byte* from, std::size_t bytes);
   // Copies what a peer has left in `shared` to `to`, and then what is at `from` into `shared`; both
   // at once unless streaming. See line_copies.h.

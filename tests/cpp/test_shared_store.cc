@@ -155,8 +155,12 @@ TEST_CASE("shared store: copies right, whichever way it takes") {
   store.copy(nullptr, nullptr, 0);
 }
 
-TEST_CASE("shared store: a swap is right, whatever its lengths") {
-  SharedStore store;
+TEST_CASE("shared store: a swap is right, whatever its lengths, streaming or not") {
+  StoreChoice streaming;
+  record(streaming, Way::kCached, 10, 1);
+  record(streaming, Way::kStreaming, 0.001, 1);
+  REQUIRE(SharedStore(streaming).is_streaming());
+  SharedStore store = GENERATE_COPY(SharedStore(), SharedStore(streaming));
   for (const std::size_t out : {0, 1, 100, 200000}) {
     for (const std::size_t in : {0, 1, 100, 100000, 200000}) {
       INFO(out << " bytes out, " << in << " in");
