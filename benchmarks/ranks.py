@@ -57,8 +57,8 @@ def run_on_ranks(worker: Worker, ranks: int, arguments: Any, *, timeout_seconds:
 def _collect(processes: list[Any], receiver: Any, deadline: float) -> Any:
     results: list[Any] = []
     waiting: list[Any] = [receiver]
-    while waiting or any(process.exitcode is None for process in processes):
-        running = [process for process in processes if process.exitcode is None]
+    # Asked once in each round: between two looks the last one may end, and a wait for nothing would last.
+    while (running := [process for process in processes if process.exitcode is None]) or waiting:
         left = deadline - time.monotonic()
         if left <= 0:
             raise RankFailed("timeout: " + ", ".join(f"rank {processes.index(p)} was still running" for p in running))
