@@ -53,6 +53,8 @@ struct RankWords {
   CounterWord& counter(Counter which) { return counters[static_cast<int>(which)]; }
   // 1: said goodbye and will take no further step.
   alignas(kCacheLineBytes) std::atomic<std::uint32_t> departed;
+  // One more than the core it was on when it last waited; 0: not told. See core_spread.h.
+  std::atomic<std::uint32_t> core_plus_one;
   // Rung when there may be something new in a ring to or from this rank.
   alignas(kCacheLineBytes) std::atomic<std::uint32_t> doorbell;
   std::atomic<std::uint32_t> doorbell_waiters;

@@ -6,9 +6,22 @@
 #include "shm/word_wait.h"
 
 namespace horon {
+namespace {
+
+constexpr std::uint32_t kWaitsPerLook = 4;  // one look reads a word of every rank
+
+}  // namespace
 
 StepBoard::StepBoard(Segment* segment, const Peers* peers)
-    : segment_(segment), peers_(peers), policy_(peers->is_crowded) {}
+    : segment_(segment),
+      peers_(peers),
+      policy_(peers->is_crowded),
+      cores_(static_cast<std::size_t>(peers->n_ranks()), -1) {
+  CPU_ZERO(&allowed_);
+  if (peers->is_crowded) {
+    ::sched_getaffinity(0, sizeof allowed_, &allowed_);
+  }
+}
 
 void StepBoard::advance(Counter counter) {
   const std::uint32_t reached = ++own_[static_cast<int>(counter)];
@@ -71,11 +84,36 @@ bool StepBoard::would_fail(Counter counter, std::uint32_t target) {
 void StepBoard::await_all(Counter counter, std::uint32_t target, const WaitContext& context) {
   awaited_ = counter;
   target_ = target;
+  if (peers_->is_crowded) {
+    tell_core();
+    if (++waits_ % kWaitsPerLook == 0) {
+      look_for_better_core();
+    }
+  }
   for (int offset = 1; offset < peers_->n_ranks(); ++offset) {
     const int peer = (peers_->rank + offset) % peers_->n_ranks();
     if (!has_reached(peer)) {
       await(peer, context);
     }
+  }
+}
+
+void StepBoard::tell_core() {
+  const auto core_plus_one = static_cast<std::uint32_t>(::sched_getcpu() + 1);
+  if (core_plus_one != own_core_plus_one_) {
+    own_core_plus_one_ = core_plus_one;
+    segment_->words(peers_->rank).core_plus_one.store(core_plus_one, std::memory_order_relaxed);
+  }
+}
+
+void StepBoard::look_for_better_core() {
+  for (int peer = 0; peer < peers_->n_ranks(); ++peer) {
+    cores_[static_cast<std::size_t>(peer)] =
+        static_cast<int>(segment_->words(peer).core_plus_one.load(std::memory_order_relaxed)) - 1;
+  }
+  if (const auto core = spread_.look(cores_, peers_->rank, allowed_)) {
+    move_to_core(*core);
+    tell_core();
   }
 }
 

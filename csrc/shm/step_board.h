@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "core/wait_context.h"
+#include "shm/core_spread.h"
 #include "shm/peers.h"
 #include "shm/segment.h"
 #include "shm/wait_policy.h"
@@ -67,6 +68,8 @@ class StepBoard {
 
  private:
   void await(int peer, const WaitContext& context);
+  void tell_core();
+  void look_for_better_core();
   bool has_reached(int peer) const { return has_reached(peer, awaited_, target_); }
   bool has_reached(int peer, Counter counter, std::uint32_t target) const;
   template <typename Ready, typename Check>
@@ -81,6 +84,11 @@ class StepBoard {
   Segment* const segment_;
   const Peers* const peers_;
   WaitPolicy policy_;
+  CoreSpread spread_;
+  cpu_set_t allowed_{};     // where the thread that made the group may run
+  std::vector<int> cores_;  // by rank, while looking
+  std::uint32_t own_core_plus_one_ = 0;
+  std::uint32_t waits_ = 0;  // in a crowd
   std::uint32_t own_[kCounters] = {};
   Counter awaited_ = Counter::kStep;  // what is waited for, or was last
   std::uint32_t target_ = 0;

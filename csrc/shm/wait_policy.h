@@ -59,7 +59,7 @@ class WaitPolicy {
 
  private:
   static constexpr int kPauses = 50;
-  static constexpr int kPausesInCrowd = 8;
+  static constexpr int kPausesInCrowd = 2;
   // A wait that long is not about scheduling: the peer has something else to do.
   static constexpr std::chrono::microseconds kYieldTime{300};
 

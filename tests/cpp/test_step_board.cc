@@ -65,6 +65,25 @@ TEST_CASE("steps go on when the counters wrap") {
   REQUIRE(board.missing_ranks() == std::vector<int>{1});
 }
 
+TEST_CASE("ranks tell where they run when there are more of them than cores") {
+  const LocalGroup group(3);
+  for (const bool is_crowded : {false, true}) {
+    require_no_errors(run_ranks(3, [&](int rank) {
+      Peers peers;
+      peers.rank = rank;
+      peers.peers.resize(3);
+      peers.is_crowded = is_crowded;
+      StepBoard board(group.segment(rank), &peers);
+      board.finish_step();
+      board.await_all(Counter::kStep, 1, patient_context());
+    }));
+    for (int rank = 0; rank < 3; ++rank) {
+      const std::uint32_t told = group.segment(0)->words(rank).core_plus_one.load();
+      REQUIRE((told != 0) == is_crowded);
+    }
+  }
+}
+
 TEST_CASE("a late rank is waited for") {
   LocalGroup group(3);
   require_no_errors(run_ranks(3, [&](int rank) {

@@ -1,0 +1,78 @@
+#include "shm/core_spread.h"
+
+#include <algorithm>
+
+namespace horon {
+namespace {
+
+int ranks_on(const std::vector<int>& cores, int core) {
+  return static_cast<int>(std::count(cores.begin(), cores.end(), core));
+}
+
+}  // namespace
+
+std::optional<int> better_core(const std::vector<int>& cores, int rank, const cpu_set_t& allowed) {
+  const auto own_rank = static_cast<std::size_t>(rank);
+  const int own = cores[own_rank];
+  const bool is_highest = std::find(cores.begin() + rank + 1, cores.end(), own) == cores.end();
+  if (own < 0 || !is_highest) {
+    return std::nullopt;
+  }
+  const int here = ranks_on(cores, own);
+  const int n_ranks = static_cast<int>(cores.size());
+  const int n_cores = std::max(1, CPU_COUNT(&allowed));
+  const int share = (n_ranks + n_cores - 1) / n_cores;
+  if (here <= share) {
+    return std::nullopt;
+  }
+  std::optional<int> emptiest;
+  int fewest = here - 1;  // moving there must leave that core with fewer than this one has now
+  for (int core = 0; core < CPU_SETSIZE && fewest > 0; ++core) {
+    if (!CPU_ISSET(core, &allowed) || core == own) {
+      continue;
+    }
+    const int there = ranks_on(cores, core);
+    if (there < fewest) {
+      fewest = there;
+      emptiest = core;
+    }
+  }
+  return emptiest;
+}
+
+bool move_to_core(int core) {
+  cpu_set_t before;
+  CPU_ZERO(&before);
+  if (::sched_getaffinity(0, sizeof before, &before) != 0 || !CPU_ISSET(core, &before)) {
+    return false;
+  }
+  cpu_set_t only;
+  CPU_ZERO(&only);
+  CPU_SET(core, &only);
+  if (::sched_setaffinity(0, sizeof only, &only) != 0) {
+    return false;
+  }
+  ::sched_setaffinity(0, sizeof before, &before);
+  return true;
+}
+
+std::optional<int> CoreSpread::look(const std::vector<int>& cores, int rank,
+                                    const cpu_set_t& allowed) {
+  const auto core = better_core(cores, rank, allowed);
+  if (!core) {
+    agreeing_ = 0;
+    if (++calm_ >= kCalmLooks) {
+      needed_ = kLooks;
+    }
+    return std::nullopt;
+  }
+  calm_ = 0;
+  if (++agreeing_ < needed_) {
+    return std::nullopt;
+  }
+  agreeing_ = 0;
+  needed_ = std::min(2 * needed_, kMostLooks);
+  return core;
+}
+
+}  // namespace horon

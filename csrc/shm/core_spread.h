@@ -1,0 +1,45 @@
+// Which core a rank should be on, when there are more ranks than cores.
+//
+// Note [Ranks spread over cores]
+// An operation takes as long as the core with the most ranks. Linux's balancer leaves three ranks
+// on one core and one on the other for as long as they exchange messages: threads that ran a moment
+// ago are cache-hot, and those are not moved. So every rank tells where it runs, and the highest
+// rank on a core that has more than its share moves to the emptiest core, by way of its thread's
+// affinity, which is as it was afterwards. One look decides nothing: it takes two in a row, and
+// more after each move, so that whoever has another opinion about our cores is not fought all the
+// time.
+#pragma once
+
+#include <sched.h>
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+namespace horon {
+
+// Pure. `cores[r]` is where rank r runs, -1 where that is not known; `allowed`: where this rank's
+// thread may run. The core that it should move to; none if it should stay.
+std::optional<int> better_core(const std::vector<int>& cores, int rank, const cpu_set_t& allowed);
+
+// Has the calling thread go on on `core`, one that it may run on, and leaves its affinity as it
+// was. False where the system refuses.
+bool move_to_core(int core);
+
+// When to move. Thread safety: none; used by the thread that waits.
+class CoreSpread {
+ public:
+  static constexpr std::uint32_t kLooks = 2;       // in a row, with the same result
+  static constexpr std::uint32_t kMostLooks = 64;  // doubled by each move up to here
+  static constexpr std::uint32_t kCalmLooks = 32;  // without a better core: kLooks again
+
+  // One look at where the ranks are; the core to move to now, if any.
+  std::optional<int> look(const std::vector<int>& cores, int rank, const cpu_set_t& allowed);
+
+ private:
+  std::uint32_t needed_ = kLooks;
+  std::uint32_t agreeing_ = 0;
+  std::uint32_t calm_ = 0;
+};
+
+}  // namespace horon
