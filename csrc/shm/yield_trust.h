@@ -15,8 +15,9 @@ namespace horon {
 // Thread safety: none.
 class YieldTrust {
  public:
-  // Above: the core was with somebody who does not take part. Below: a few ranks took their turn.
-  static constexpr std::chrono::microseconds kSlowYield{500};
+  // Above: the core was with somebody who does not take part. Below: a few ranks took their turn,
+  // which with Python's work between two operations and four ranks on a core is half a millisecond.
+  static constexpr std::chrono::microseconds kSlowYield{1000};
   static constexpr std::uint32_t kFirstPenalty = 16;  // in waits
   static constexpr std::uint32_t kMostPenalty = 16384;
   static constexpr std::uint32_t kForgivenAfter = 64;  // waits
