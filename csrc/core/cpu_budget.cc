@@ -103,24 +103,27 @@ CpuBudget CpuBudget::decode(const std::string& text) {
   return budget;
 }
 
-CpuBudget own_cpu_budget() {
-  CpuBudget budget;
+std::vector<int> allowed_cpus() {
+  std::vector<int> cpus;
   cpu_set_t allowed;
   CPU_ZERO(&allowed);
   if (::sched_getaffinity(0, sizeof allowed, &allowed) == 0) {
     for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
       if (CPU_ISSET(cpu, &allowed)) {
-        budget.cpus.push_back(cpu);
+        cpus.push_back(cpu);
       }
     }
   }
-  if (budget.cpus.empty()) {  // more CPUs than the set can hold
+  if (cpus.empty()) {  // more CPUs than the set can hold
     for (unsigned cpu = 0; cpu < std::max(1U, std::thread::hardware_concurrency()); ++cpu) {
-      budget.cpus.push_back(static_cast<int>(cpu));
+      cpus.push_back(static_cast<int>(cpu));
     }
   }
-  budget.quota = cgroup_quota("/proc/self/cgroup", "/sys/fs/cgroup");
-  return budget;
+  return cpus;
+}
+
+CpuBudget own_cpu_budget() {
+  return {allowed_cpus(), cgroup_quota("/proc/self/cgroup", "/sys/fs/cgroup")};
 }
 
 double common_cpus(const std::vector<CpuBudget>& budgets) {

@@ -16,6 +16,9 @@ struct CpuBudget {
   static CpuBudget decode(const std::string& text);
 };
 
+// Where the calling thread may run; everything the machine has, where the system does not say.
+std::vector<int> allowed_cpus();
+
 // This process's; everything the machine has, where the system does not say.
 CpuBudget own_cpu_budget();
 

@@ -1,5 +1,7 @@
 #include "shm/core_spread.h"
 
+#include <sched.h>
+
 #include <algorithm>
 
 namespace horon {
@@ -11,7 +13,8 @@ int ranks_on(const std::vector<int>& cores, int core) {
 
 }  // namespace
 
-std::optional<int> better_core(const std::vector<int>& cores, int rank, const cpu_set_t& allowed) {
+std::optional<int> better_core(const std::vector<int>& cores, int rank,
+                               const std::vector<int>& allowed) {
   const auto own_rank = static_cast<std::size_t>(rank);
   const int own = cores[own_rank];
   const bool is_highest = std::find(cores.begin() + rank + 1, cores.end(), own) == cores.end();
@@ -20,17 +23,14 @@ std::optional<int> better_core(const std::vector<int>& cores, int rank, const cp
   }
   const int here = ranks_on(cores, own);
   const int n_ranks = static_cast<int>(cores.size());
-  const int n_cores = std::max(1, CPU_COUNT(&allowed));
+  const int n_cores = std::max(1, static_cast<int>(allowed.size()));
   const int share = (n_ranks + n_cores - 1) / n_cores;
   if (here <= share) {
     return std::nullopt;
   }
   std::optional<int> emptiest;
   int fewest = here - 1;  // moving there must leave that core with fewer than this one has now
-  for (int core = 0; core < CPU_SETSIZE && fewest > 0; ++core) {
-    if (!CPU_ISSET(core, &allowed) || core == own) {
-      continue;
-    }
+  for (const int core : allowed) {
     const int there = ranks_on(cores, core);
     if (there < fewest) {
       fewest = there;
@@ -52,12 +52,11 @@ bool move_to_core(int core) {
   if (::sched_setaffinity(0, sizeof only, &only) != 0) {
     return false;
   }
-  ::sched_setaffinity(0, sizeof before, &before);
-  return true;
+  return ::sched_setaffinity(0, sizeof before, &before) == 0;
 }
 
 std::optional<int> CoreSpread::look(const std::vector<int>& cores, int rank,
-                                    const cpu_set_t& allowed) {
+                                    const std::vector<int>& allowed) {
   const auto core = better_core(cores, rank, allowed);
   if (!core) {
     agreeing_ = 0;

@@ -10,8 +10,6 @@
 // time.
 #pragma once
 
-#include <sched.h>
-
 #include <cstdint>
 #include <optional>
 #include <vector>
@@ -20,10 +18,11 @@ namespace horon {
 
 // Pure. `cores[r]` is where rank r runs, -1 where that is not known; `allowed`: where this rank's
 // thread may run. The core that it should move to; none if it should stay.
-std::optional<int> better_core(const std::vector<int>& cores, int rank, const cpu_set_t& allowed);
+std::optional<int> better_core(const std::vector<int>& cores, int rank,
+                               const std::vector<int>& allowed);
 
 // Has the calling thread go on on `core`, one that it may run on, and leaves its affinity as it
-// was. False where the system refuses.
+// was. False where the system refuses one of the two.
 bool move_to_core(int core);
 
 // When to move. Thread safety: none; used by the thread that waits.
@@ -34,7 +33,7 @@ class CoreSpread {
   static constexpr std::uint32_t kCalmLooks = 32;  // without a better core: kLooks again
 
   // One look at where the ranks are; the core to move to now, if any.
-  std::optional<int> look(const std::vector<int>& cores, int rank, const cpu_set_t& allowed);
+  std::optional<int> look(const std::vector<int>& cores, int rank, const std::vector<int>& allowed);
 
  private:
   std::uint32_t needed_ = kLooks;

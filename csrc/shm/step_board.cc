@@ -1,5 +1,8 @@
 #include "shm/step_board.h"
 
+#include <sched.h>
+
+#include "core/cpu_budget.h"
 #include "core/error.h"
 #include "core/futex.h"
 #include "core/rank_list.h"
@@ -16,12 +19,8 @@ StepBoard::StepBoard(Segment* segment, const Peers* peers)
     : segment_(segment),
       peers_(peers),
       policy_(peers->is_crowded),
-      cores_(static_cast<std::size_t>(peers->n_ranks()), -1) {
-  CPU_ZERO(&allowed_);
-  if (peers->is_crowded) {
-    ::sched_getaffinity(0, sizeof allowed_, &allowed_);
-  }
-}
+      allowed_(allowed_cpus()),
+      cores_(static_cast<std::size_t>(peers->n_ranks()), -1) {}
 
 void StepBoard::advance(Counter counter) {
   const std::uint32_t reached = ++own_[static_cast<int>(counter)];

@@ -1,5 +1,7 @@
 #include "shm/core_spread.h"
 
+#include <sched.h>
+
 #include <algorithm>
 #include <thread>
 #include <vector>
@@ -10,16 +12,7 @@ using namespace horon;
 
 namespace {
 
-cpu_set_t set_of(const std::vector<int>& cores) {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  for (const int core : cores) {
-    CPU_SET(core, &set);
-  }
-  return set;
-}
-
-std::optional<int> mover_of(const std::vector<int>& cores, const cpu_set_t& allowed) {
+std::optional<int> mover_of(const std::vector<int>& cores, const std::vector<int>& allowed) {
   std::optional<int> mover;
   for (int rank = 0; rank < static_cast<int>(cores.size()); ++rank) {
     if (better_core(cores, rank, allowed)) {
@@ -33,30 +26,30 @@ std::optional<int> mover_of(const std::vector<int>& cores, const cpu_set_t& allo
 }  // namespace
 
 TEST_CASE("core spread: the highest rank on an overfull core moves to the emptiest") {
-  const cpu_set_t two = set_of({0, 1});
+  const std::vector<int> two = {0, 1};
   CHECK(better_core({0, 0, 0, 1}, 2, two) == 1);
   CHECK(better_core({0, 0, 0, 1}, 0, two) == std::nullopt);
   CHECK(better_core({0, 0, 0, 1}, 3, two) == std::nullopt);
   CHECK(better_core({1, 1, 1, 1}, 3, two) == 0);  // where nobody is
-  const cpu_set_t three = set_of({2, 5, 7});
+  const std::vector<int> three = {2, 5, 7};
   CHECK(better_core({2, 2, 2, 2, 5, 5, 7}, 3, three) == 7);
 }
 
 TEST_CASE("core spread: a fair share stays") {
-  const cpu_set_t two = set_of({0, 1});
+  const std::vector<int> two = {0, 1};
   CHECK(mover_of({0, 1, 0, 1}, two) == std::nullopt);
   CHECK(mover_of({0, 0, 0, 1, 1}, two) == std::nullopt);  // five on two cores can not do better
   CHECK(mover_of({0, 1}, two) == std::nullopt);
 }
 
 TEST_CASE("core spread: what is not known or not allowed") {
-  const cpu_set_t two = set_of({0, 1});
+  const std::vector<int> two = {0, 1};
   CHECK(better_core({0, 0, 0, -1}, 3, two) == std::nullopt);  // own core not told
   CHECK(better_core({0, 0, 0, -1}, 2, two) == 1);
-  CHECK(better_core({0, 0, 0, 1}, 2, set_of({0})) == std::nullopt);
-  CHECK(better_core({0, 0, 0, 1}, 2, set_of({})) == std::nullopt);
+  CHECK(better_core({0, 0, 0, 1}, 2, {0}) == std::nullopt);
+  CHECK(better_core({0, 0, 0, 1}, 2, {}) == std::nullopt);
   // Rank 2 may also use core 3, where nobody is; core 1 is not its own to use.
-  CHECK(better_core({0, 0, 0, 1}, 2, set_of({0, 3})) == 3);
+  CHECK(better_core({0, 0, 0, 1}, 2, {0, 3}) == 3);
 }
 
 TEST_CASE("core spread: one mover at a time brings any start to fair shares") {
@@ -65,7 +58,6 @@ TEST_CASE("core spread: one mover at a time brings any start to fair shares") {
     for (int core = 0; core < n_cores; ++core) {
       all.push_back(2 * core);
     }
-    const cpu_set_t allowed = set_of(all);
     for (int n_ranks = 1; n_ranks <= 11; ++n_ranks) {
       for (unsigned start = 0; start < 20; ++start) {
         CAPTURE(n_cores, n_ranks, start);
@@ -79,7 +71,7 @@ TEST_CASE("core spread: one mover at a time brings any start to fair shares") {
         for (bool has_moved = true; has_moved && moves <= n_ranks; ++moves) {
           has_moved = false;
           for (int rank = 0; rank < n_ranks; ++rank) {
-            if (const auto core = better_core(cores, rank, allowed)) {
+            if (const auto core = better_core(cores, rank, all)) {
               cores[static_cast<std::size_t>(rank)] = *core;
               has_moved = true;
               break;
@@ -97,7 +89,7 @@ TEST_CASE("core spread: one mover at a time brings any start to fair shares") {
 }
 
 TEST_CASE("core spread: moves after looks in a row, and later each time") {
-  const cpu_set_t two = set_of({0, 1});
+  const std::vector<int> two = {0, 1};
   const std::vector<int> uneven = {0, 0, 0, 1};
   const std::vector<int> even = {0, 1, 0, 1};
   CoreSpread spread;

@@ -4,6 +4,7 @@
 #include <random>
 
 #include "catch.h"
+#include "core/cpu_budget.h"
 #include "rank_threads.h"
 
 using namespace horon;
@@ -82,6 +83,28 @@ TEST_CASE("ranks tell where they run when there are more of them than cores") {
       REQUIRE((told != 0) == is_crowded);
     }
   }
+}
+
+TEST_CASE("a rank leaves a core that has more than its share") {
+  if (allowed_cpus().size() < 2) {
+    return;  // nowhere to go
+  }
+  const LocalGroup group(4);
+  Peers peers;
+  peers.rank = 3;
+  peers.peers.resize(4);
+  peers.is_crowded = true;
+  StepBoard board(group.segment(3), &peers);
+  board.await_all(Counter::kStep, 0, patient_context());
+  const auto& told = group.segment(3)->words(3).core_plus_one;
+  const std::uint32_t crowded_core = told;
+  for (int peer = 0; peer < 3; ++peer) {
+    group.segment(3)->words(peer).core_plus_one = crowded_core;
+  }
+  for (int wait = 0; wait < 100 && told == crowded_core; ++wait) {
+    board.await_all(Counter::kStep, 0, patient_context());
+  }
+  REQUIRE(told != crowded_core);
 }
 
 TEST_CASE("a late rank is waited for") {
