@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from harness import assert_clean_exits, on_gloo, run_fresh_processes
+from harness import assert_clean_exits, on_gloo, run_fresh_processes, store
 from operations import KINDS, start
 
 pytestmark = [
@@ -31,13 +31,23 @@ def _switches() -> dict[str, int]:
     return counts
 
 
-def _assert_idle() -> None:
+def _meet(name: str) -> None:
+    """All ranks are here: by the store, which wakes none of horon's threads."""
+    meeting = store()
+    meeting.set(f"{name} {dist.get_rank()}", "here")
+    meeting.wait([f"{name} {rank}" for rank in range(dist.get_world_size())])
+
+
+def _assert_idle(name: str) -> None:
+    """Nothing wakes up between two meetings of all ranks, so that none of them is busy while another one looks."""
+    _meet(f"before {name}")
     time.sleep(1)
     before = _switches()
     processor_s = time.process_time()
     time.sleep(IDLE_S)
     used_s = time.process_time() - processor_s
     after = _switches()
+    _meet(f"after {name}")
     assert before, "horon's threads were not found by their names"
     woken = {name: count - before.get(name, 0) for name, count in after.items() if count != before.get(name, 0)}
     assert not woken, f"threads that woke up in {IDLE_S} idle seconds: {woken}"
@@ -54,7 +64,7 @@ def _idle(rank: int, world_size: int) -> None:
     assert done.wait(20), "the callback never ran"
     (dist.send if rank == 0 else dist.recv)(torch.ones(300000), 1 - rank)
     dist.barrier()
-    _assert_idle()
+    _assert_idle("after collectives")
     dist.destroy_process_group()
 
 
@@ -66,14 +76,14 @@ def _idle_horovod(rank: int, world_size: int) -> None:
     import horon.torch as hvd
 
     hvd.init()
-    _assert_idle()
+    _assert_idle("after init")
     handles = [hvd.allreduce_async(torch.ones(1000 + i), name=str(i)) for i in range(100)]
     for handle in handles:
         hvd.synchronize(handle)
     assert hvd.allreduce(torch.ones(300000), op=hvd.Sum)[0] == world_size
     hvd.broadcast_object(rank)
     hvd.barrier()
-    _assert_idle()
+    _assert_idle("after operations")
     hvd.shutdown()
 
 
