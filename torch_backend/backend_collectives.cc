@@ -159,11 +159,14 @@ HoronBackend::WorkPtr HoronBackend::alltoall(Tensors& outputs, Tensors& inputs,
 }
 
 HoronBackend::WorkPtr HoronBackend::barrier(const c10d::BarrierOptions& opts) {
+  const std::chrono::milliseconds timeout = resolve(opts.timeout);
+  // The GPUs, then the hosts meet. Others may have been used without this group.
+  drain_current_streams(opts.device_ids, timeout);
   if (const auto side = group_->device_side()) {
-    side->drain();  // then the hosts meet
+    side->drain(timeout);
   }
   return issue(builder_.barrier(OpKind::kBarrier),
-               {OpType::BARRIER, "horon:barrier", resolve(opts.timeout), opts.asyncOp});
+               {OpType::BARRIER, "horon:barrier", timeout, opts.asyncOp});
 }
 
 void HoronBackend::monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all_ranks) {

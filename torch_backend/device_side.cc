@@ -5,6 +5,7 @@
 #ifdef HORON_CUDA
 #include "cuda/cuda_group.h"
 #include "cuda/cuda_watcher.h"
+#include "cuda/stream_drain.h"
 #endif
 
 namespace horon::torch_backend {
@@ -25,6 +26,11 @@ std::shared_ptr<DeviceSide> make_device_side(DeviceSideParts parts) {
   return std::make_shared<CudaGroup>(std::move(parts));
 }
 
+void drain_current_streams(const std::vector<std::int64_t>& device_ids,
+                           std::chrono::milliseconds timeout) {
+  drain_streams(current_streams(device_ids), timeout);
+}
+
 void stop_watching_devices() { CudaWatcher::instance().stop(); }
 
 #else
@@ -34,6 +40,9 @@ bool has_gpu_parts() { return false; }
 std::shared_ptr<DeviceSide> make_device_side(DeviceSideParts /*parts*/) {
   TORCH_CHECK(false, "horon: ", how_to_get_gpu_parts());
 }
+
+void drain_current_streams(const std::vector<std::int64_t>& /*device_ids*/,
+                           std::chrono::milliseconds /*timeout*/) {}
 
 void stop_watching_devices() {}
 

@@ -4,9 +4,11 @@
 
 #include <chrono>
 #include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "collective.h"
 #include "compat.h"
@@ -51,8 +53,8 @@ class DeviceSide {
 
   // Meets the other ranks before the first operation.
   virtual void connect(c10::Device device, std::chrono::milliseconds timeout) = 0;
-  // Blocks until what was queued here, and on the current stream, has run.
-  virtual void drain() = 0;
+  // Blocks until what was queued here, and on the current streams of the GPUs used here, has run.
+  virtual void drain(std::chrono::milliseconds timeout) = 0;
 
   // Waits for what is under way until then, and frees communicators. Idempotent.
   virtual void shutdown(const Deadline& drain_until) = 0;
@@ -79,6 +81,10 @@ struct DeviceSideParts {
 
 // Throws where has_gpu_parts() is false.
 std::shared_ptr<DeviceSide> make_device_side(DeviceSideParts parts);
+// Blocks until the current streams of the current GPU and of these, where they are used, have run
+// what they hold. Without the GPU parts nothing can be queued by horon, and nothing is waited for.
+void drain_current_streams(const std::vector<std::int64_t>& device_ids,
+                           std::chrono::milliseconds timeout);
 // For the end of the process, when all groups are shut down.
 void stop_watching_devices();
 

@@ -21,7 +21,8 @@ void Event::record(StreamHandle stream) const {
   HORON_CUDA_CHECK(cudaEventRecord(get(), stream));
 }
 
-void Event::block(StreamHandle stream) const {
+void Event::block(StreamHandle stream, int stream_device) const {
+  const DeviceGuard guard(stream_device);
   HORON_CUDA_CHECK(cudaStreamWaitEvent(stream, get(), 0));
 }
 
@@ -34,7 +35,5 @@ bool Event::is_done() const {
   HORON_CUDA_CHECK(code, "cudaEventQuery: work before the event has failed");
   return true;
 }
-
-void Event::synchronize() const { HORON_CUDA_CHECK(cudaEventSynchronize(get())); }
 
 }  // namespace horon

@@ -20,12 +20,12 @@ class Event {
 
   // Marks what is queued on the stream now.
   void record(StreamHandle stream) const;
-  // Makes the stream wait for what was recorded. Does not block the host.
-  void block(StreamHandle stream) const;
+  // Makes the stream wait for what was recorded. Does not block the host. The stream's device has
+  // to be told, which may be another one than the event's: a default stream's handle does not say
+  // it.
+  void block(StreamHandle stream, int stream_device) const;
   // Whether all that was recorded is done. Does not block. Not allowed on a capturing thread.
   bool is_done() const;
-  // Blocks the host.
-  void synchronize() const;
 
   EventHandle get() const { return event_.get(); }
   int device() const { return event_.device(); }

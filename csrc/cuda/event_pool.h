@@ -20,7 +20,7 @@ class EventPool {
 
  public:
   // An event that goes back to its pool when it is destroyed. By then nobody may still call
-  // is_done() or synchronize() for it; streams that were told to wait have noted what for.
+  // is_done() for it; streams that were told to wait have noted what for.
   class Lease {
    public:
     Lease(Lease&&) noexcept = default;

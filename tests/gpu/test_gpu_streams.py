@@ -194,9 +194,10 @@ def test_wait_does_not_block_behind_a_long_kernel(n: int) -> None:
     run_ranks(_does_not_block_behind_kernels, n)
 
 
-def _barrier(rank: int, n: int) -> None:
-    dist.all_reduce(on_gpu(torch.ones(3)))  # A barrier waits for the GPUs that the group has used.
-    dist.barrier()
+def _barrier(rank: int, n: int, warm_up: bool) -> None:
+    if warm_up:
+        dist.all_reduce(on_gpu(torch.ones(3)))
+        dist.barrier()
     torch.cuda._sleep(SLEEP_CYCLES)
     event = torch.cuda.Event()
     event.record()
@@ -208,9 +209,11 @@ def _barrier(rank: int, n: int) -> None:
     assert event.query(), "the asynchronous barrier's wait() did not wait for the GPU"
 
 
+@pytest.mark.parametrize("warm_up", [True, pytest.param(False, marks=pytest.mark.horon_only)], ids=["used", "unused"])
 @pytest.mark.parametrize("n", [1, 2])
-def test_barrier_waits_for_the_gpu(n: int) -> None:
-    run_ranks(_barrier, n)
+def test_barrier_waits_for_the_gpu(n: int, warm_up: bool) -> None:
+    """Also before the group's first operation on a GPU."""
+    run_ranks(_barrier, n, warm_up)
 
 
 def _barrier_meets(rank: int, n: int) -> None:

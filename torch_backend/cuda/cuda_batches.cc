@@ -47,7 +47,7 @@ void await_inputs(const DeviceBatch& batch, const c10::cuda::CUDAStream& stream)
     }
   }
   for (const ReadyMark* mark : last) {
-    mark->event->block(stream.stream());
+    mark->event->block(stream.stream(), stream.device_index());
   }
 }
 

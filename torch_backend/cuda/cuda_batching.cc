@@ -154,8 +154,8 @@ void BatchedCall::await_on_stream() {
     collective_.finish();
   } else if (done_) {
     const auto device = (*done_)->device();
-    (*done_)->block(
-        c10::cuda::getCurrentCUDAStream(static_cast<c10::DeviceIndex>(device)).stream());
+    (*done_)->block(c10::cuda::getCurrentCUDAStream(static_cast<c10::DeviceIndex>(device)).stream(),
+                    device);
   }
 }
 

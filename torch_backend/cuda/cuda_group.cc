@@ -8,8 +8,8 @@
 
 #include "core/error.h"
 #include "core/log.h"
-#include "cuda/device_guard.h"
 #include "cuda/stream.h"
+#include "cuda/stream_drain.h"
 #include "errors.h"
 #include "group.h"
 #include "process_exit.h"
@@ -279,21 +279,18 @@ void CudaGroup::flush_batches(const CUDAStream& stream, bool is_captured) {
   batching_->flush(stream);
 }
 
-void CudaGroup::drain() {
+void CudaGroup::drain(std::chrono::milliseconds timeout) {
   if (batching_) {
     for (CudaLane* lane : lanes()) {
       flush_batches(c10::cuda::getCurrentCUDAStream(lane->device()), false);
     }
   }
+  std::vector<CUDAStream> streams;
   for (CudaLane* lane : lanes()) {
-    const DeviceGuard guard(lane->device());
-    for (const CUDAStream& stream :
-         {c10::cuda::getCurrentCUDAStream(lane->device()), lane->stream()}) {
-      const EventPool::Lease reached = lane->events().acquire();
-      reached->record(stream.stream());
-      reached->synchronize();
-    }
+    streams.push_back(c10::cuda::getCurrentCUDAStream(lane->device()));
+    streams.push_back(lane->stream());
   }
+  drain_streams(streams, timeout);
   try {
     check_open("synchronize");
   } catch (...) {

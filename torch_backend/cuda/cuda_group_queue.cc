@@ -65,7 +65,7 @@ DeviceSide::WorkPtr CudaGroup::queue(CudaLane& lane, Batch batch, const DeviceCa
   if (stream != caller) {
     const EventPool::Lease begin = lane.events().acquire();
     begin->record(caller.stream());
-    begin->block(stream.stream());
+    begin->block(stream.stream(), stream.device_index());
   }
   const Deadline deadline = Deadline::after(call.timeout);
   try {
@@ -82,7 +82,7 @@ DeviceSide::WorkPtr CudaGroup::queue(CudaLane& lane, Batch batch, const DeviceCa
       // The stand-ins go, and are the caller's stream's memory: behind what was queued for them.
       const EventPool::Lease queued = lane.events().acquire();
       queued->record(stream.stream());
-      queued->block(caller.stream());
+      queued->block(caller.stream(), caller.device_index());
     }
     throw;
   }

@@ -51,7 +51,7 @@ class CudaOperation {
   // What is queued on `stream` from now on waits for it; the host does not.
   void block(const c10::cuda::CUDAStream& stream) {
     if (stream != streams_.own) {
-      end_->block(stream.stream());
+      end_->block(stream.stream(), stream.device_index());
     }
     if (stream == streams_.caller) {
       // Where the tensors come from, and where their memory is used again: behind the operation.

@@ -1,4 +1,4 @@
-// A wait of the host with a limit, which CUDA does not have: Work::wait(timeout).
+// A wait of the host with a limit, which CUDA does not have: Work::wait(timeout), barriers.
 #pragma once
 
 #include <c10/util/Exception.h>
@@ -15,18 +15,14 @@
 
 namespace horon::torch_backend {
 
-// Looks again and again, with pauses. Throws DistBackendError at the limit, and what Ctrl-C raises.
-inline void await_on_host(FunctionRef<bool()> has_ended, std::chrono::milliseconds timeout,
-                          const std::string& operation) {
+// Looks again and again, with pauses; false at the limit. Throws what Ctrl-C raises.
+inline bool ends_within(FunctionRef<bool()> has_ended, std::chrono::milliseconds timeout) {
   constexpr std::chrono::microseconds kLongestPause{1000};
   std::chrono::microseconds pause{20};
   const Deadline give_up = Deadline::after(timeout);
   while (!has_ended()) {
     if (give_up.has_passed()) {
-      C10_THROW_ERROR(DistBackendError, "horon: wait(timeout): Timed out waiting " +
-                                            std::to_string(timeout.count()) + "ms for " +
-                                            operation +
-                                            ", which goes on; wait again, or abort the group.");
+      return false;
     }
     std::this_thread::sleep_for(pause);
     pause = std::min(2 * pause, kLongestPause);
@@ -35,6 +31,17 @@ inline void await_on_host(FunctionRef<bool()> has_ended, std::chrono::millisecon
     }
   }
   stay_if_process_exits();
+  return true;
+}
+
+// Throws DistBackendError at the limit.
+inline void await_on_host(FunctionRef<bool()> has_ended, std::chrono::milliseconds timeout,
+                          const std::string& operation) {
+  if (!ends_within(has_ended, timeout)) {
+    C10_THROW_ERROR(DistBackendError, "horon: wait(timeout): Timed out waiting " +
+                                          std::to_string(timeout.count()) + "ms for " + operation +
+                                          ", which goes on; wait again, or abort the group.");
+  }
 }
 
 }  // namespace horon::torch_backend

@@ -90,7 +90,7 @@ void await_on_stream(TensorOperation& operation) {
   const c10::cuda::CUDAGuard guard(device);  // the default stream has one handle on all devices
   const c10::cuda::CUDAStream stream = c10::cuda::getCurrentCUDAStream(device);
   if (side.done) {
-    (*side.done)->block(stream.stream());
+    (*side.done)->block(stream.stream(), stream.device_index());
   }
   // Memory that was allocated for the results is the set's stream's.
   const NamedKind kind = operation.request->kind;

@@ -1,0 +1,22 @@
+// The host waits for streams: what a barrier does before the hosts meet.
+#pragma once
+
+#include <c10/cuda/CUDAStream.h>
+
+#include <chrono>
+#include <cstdint>
+#include <vector>
+
+namespace horon::torch_backend {
+
+// Those that are current on the GPU that is current and on `device_ids`, of the GPUs that this
+// process has used; none where it has used none, and then CUDA is not touched. Throws where a GPU
+// with that number does not exist.
+std::vector<c10::cuda::CUDAStream> current_streams(const std::vector<std::int64_t>& device_ids);
+
+// Blocks until what the streams hold now has run. Throws DistBackendError when the time is over,
+// and what Ctrl-C raises.
+void drain_streams(const std::vector<c10::cuda::CUDAStream>& streams,
+                   std::chrono::milliseconds timeout);
+
+}  // namespace horon::torch_backend
