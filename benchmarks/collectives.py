@@ -13,8 +13,10 @@ and p99 are over all calls of all ranks. Every contender's result is checked onc
 Contenders: horon; horon-arena (tensors from horon.empty); horon-op (torch.ops.horon.all_reduce_); gloo; mpi (Open MPI
 through mpi4py on NumPy views), horovod, deepspeed (its shared-memory all-reduce): see build_peers.sh; fake (PyTorch's
 backend that does nothing, without a flight recorder); noop (a third-party backend that does nothing: the floor of a
-call); noop-work (the same, but it tells the flight recorder that operations have ended, as horon does); memcpy (each
-rank copies what it would receive); memcpy-all (each rank copies the larger side of the call).
+call); noop-work (the same, but it tells the flight recorder that operations have ended, as horon does); noop-meet (the
+same, but all-reduces, barriers and messages wait for the other ranks' counters, and for nothing else: the floor of a
+call that depends on the others); memcpy (each rank copies what it would receive); memcpy-all (each rank copies the
+larger side of the call).
 """
 
 from __future__ import annotations

@@ -7,11 +7,12 @@ import os
 import subprocess
 import sys
 import sysconfig
+import tempfile
 from pathlib import Path
 from typing import Any
 
-kNames = ("noop", "noop-work")
-"""The contenders; the second one reports to the flight recorder."""
+kNames = ("noop", "noop-work", "noop-meet")
+"""The contenders; the second and third one report to the flight recorder, the third one waits for the other ranks."""
 kMovesNothing = ("fake", *kNames)
 """These, and PyTorch's own backend that does nothing."""
 
@@ -62,7 +63,7 @@ def is_built() -> bool:
 
 
 def register() -> None:
-    """Makes "noop" and "noopwork" known to torch.distributed; for processes with `environment()`."""
+    """Makes "noop", "noopwork" and "noopmeet" known to torch.distributed; for processes with `environment()`."""
     import torch.distributed as dist
 
     if "NOOP" in dist.Backend._plugins:
@@ -73,7 +74,21 @@ def register() -> None:
     spec.loader.exec_module(module)
 
     def make(reports: bool) -> Any:
-        return lambda store, rank, size, timeout: module.create(rank, size, reports)
+        return lambda store, rank, size, timeout: module.create(rank, size, reports, "")
+
+    def make_meeting(store: Any, rank: int, size: int, timeout: Any) -> Any:
+        if rank == 0:
+            with tempfile.NamedTemporaryFile(dir="/dev/shm", prefix="horon-noop-", delete=False) as file:
+                file.truncate(module.meeting_bytes(size))
+            store.set("memory", file.name)
+        path = store.get("memory").decode()
+        backend = module.create(rank, size, True, path)
+        store.set(f"mapped {rank}", "")
+        if rank == 0:
+            store.wait([f"mapped {peer}" for peer in range(size)])
+            os.unlink(path)
+        return backend
 
     dist.Backend.register_backend("noop", make(reports=False), devices=["cpu"])
     dist.Backend.register_backend("noopwork", make(reports=True), devices=["cpu"])
+    dist.Backend.register_backend("noopmeet", make_meeting, devices=["cpu"])

@@ -19,6 +19,7 @@ _REFERENCES: dict[str, Any] = {
     "fake": {"linestyle": ":"},
     "noop": {"linestyle": (0, (1, 3))},
     "noop-work": {"linestyle": (0, (1, 5))},
+    "noop-meet": {"linestyle": (0, (1, 8))},
     "memcpy": {"linestyle": "--"},
     "memcpy-all": {"linestyle": "-."},
 }
