@@ -3,6 +3,7 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <cstdlib>
 
 namespace horon {
 namespace {
@@ -32,7 +33,9 @@ std::optional<int> better_core(const std::vector<int>& cores, int rank,
   int fewest = here - 1;  // moving there must leave that core with fewer than this one has now
   for (const int core : allowed) {
     const int there = ranks_on(cores, core);
-    if (there < fewest) {
+    // Cores with near numbers mostly share a cache and memory.
+    const bool is_nearer = emptiest && std::abs(core - own) < std::abs(*emptiest - own);
+    if (there < fewest || (there == fewest && is_nearer)) {
       fewest = there;
       emptiest = core;
     }

@@ -1,13 +1,14 @@
-// Which core a rank should be on, when there are more ranks than cores.
+// Which core a rank should be on.
 //
 // Note [Ranks spread over cores]
 // An operation takes as long as the core with the most ranks. Linux's balancer leaves three ranks
 // on one core and one on the other for as long as they exchange messages: threads that ran a moment
-// ago are cache-hot, and those are not moved. So every rank tells where it runs, and the highest
-// rank on a core that has more than its share moves to the emptiest core, by way of its thread's
-// affinity, which is as it was afterwards. One look decides nothing: it takes two in a row, and
-// more after each move, so that whoever has another opinion about our cores is not fought all the
-// time.
+// ago are cache-hot, and those are not moved. With a core for every rank it leaves the threads on
+// which two ranks' asynchronous operations run on one core, too. So every rank tells where it runs,
+// and the highest rank on a core that has more than its share moves to the emptiest core, by way of
+// its thread's affinity, which is as it was afterwards. One look decides nothing: it takes two in a
+// row, and more after each move, so that whoever has another opinion about our cores is not fought
+// all the time.
 #pragma once
 
 #include <cstdint>

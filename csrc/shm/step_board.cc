@@ -23,6 +23,7 @@ StepBoard::StepBoard(Segment* segment, const Peers* peers)
       cores_(static_cast<std::size_t>(peers->n_ranks()), -1) {}
 
 void StepBoard::advance(Counter counter) {
+  tell_core();  // so that it is news to whoever waited for this
   const std::uint32_t reached = ++own_[static_cast<int>(counter)];
   CounterWord& own = word(peers_->rank, counter);
   // seq_cst on both: either the sleeper's re-check sees this value, or we see that it sleeps.
@@ -83,11 +84,8 @@ bool StepBoard::would_fail(Counter counter, std::uint32_t target) {
 void StepBoard::await_all(Counter counter, std::uint32_t target, const WaitContext& context) {
   awaited_ = counter;
   target_ = target;
-  if (peers_->is_crowded) {
-    tell_core();
-    if (++waits_ % kWaitsPerLook == 0) {
-      look_for_better_core();
-    }
+  if (++waits_ % kWaitsPerLook == 0) {
+    look_for_better_core();
   }
   for (int offset = 1; offset < peers_->n_ranks(); ++offset) {
     const int peer = (peers_->rank + offset) % peers_->n_ranks();
@@ -106,6 +104,7 @@ void StepBoard::tell_core() {
 }
 
 void StepBoard::look_for_better_core() {
+  tell_core();
   for (int peer = 0; peer < peers_->n_ranks(); ++peer) {
     cores_[static_cast<std::size_t>(peer)] =
         static_cast<int>(segment_->words(peer).core_plus_one.load(std::memory_order_relaxed)) - 1;

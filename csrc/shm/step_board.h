@@ -88,7 +88,7 @@ class StepBoard {
   const std::vector<int> allowed_;  // where the thread that made the group may run
   std::vector<int> cores_;          // by rank, while looking
   std::uint32_t own_core_plus_one_ = 0;
-  std::uint32_t waits_ = 0;  // in a crowd
+  std::uint32_t waits_ = 0;
   std::uint32_t own_[kCounters] = {};
   Counter awaited_ = Counter::kStep;  // what is waited for, or was last
   std::uint32_t target_ = 0;

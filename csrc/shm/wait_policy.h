@@ -4,7 +4,8 @@
 // A few pauses, then sched_yield, each one timed, for 0.3 ms at most; then sleep on a futex. With a
 // core for every rank the pauses do. With more ranks than cores a yield hands the core to the rank
 // that is waited for: the sooner, the better. Beside busy neighbours a yield comes back late: then
-// straight to the futex, see YieldTrust.
+// straight to the futex, see YieldTrust; with a core for every rank after some more pauses, where
+// these help, see SpinTrust. Threads that compute while ours communicate are such neighbours.
 #pragma once
 
 #include <sched.h>
@@ -12,6 +13,7 @@
 #include <cstdint>
 
 #include "core/deadline.h"
+#include "shm/spin_trust.h"
 #include "shm/yield_trust.h"
 
 namespace horon {
@@ -28,7 +30,8 @@ inline void pause_cpu() {
 class WaitPolicy {
  public:
   // Crowded: more ranks than cores.
-  explicit WaitPolicy(bool is_crowded) : pauses_(is_crowded ? kPausesInCrowd : kPauses) {}
+  explicit WaitPolicy(bool is_crowded)
+      : is_crowded_(is_crowded), pauses_(is_crowded ? kPausesInCrowd : kPauses) {}
 
   // Spins and yields until `ready()` is true or it is time to sleep on a futex. Returns ready()'s
   // last value.
@@ -41,7 +44,7 @@ class WaitPolicy {
       pause_cpu();
     }
     if (!trust_.begin_wait()) {
-      return ready();
+      return (!is_crowded_ && spin_trust_.begin_wait()) ? spin_on(ready) : ready();
     }
     const Clock::time_point start = Clock::now();
     Clock::time_point before = start;
@@ -58,13 +61,33 @@ class WaitPolicy {
   }
 
  private:
+  template <typename Ready>
+  bool spin_on(const Ready& ready) {
+    const Clock::time_point start = Clock::now();
+    bool is_ready = false;
+    do {
+      for (int i = 0; i < kPausesPerLook && !is_ready; ++i) {
+        pause_cpu();
+        is_ready = ready();
+      }
+    } while (!is_ready && Clock::now() - start < kSpinTime);
+    spin_trust_.record(is_ready);
+    return is_ready;
+  }
+
   static constexpr int kPauses = 50;
   static constexpr int kPausesInCrowd = 2;
   // A wait that long is not about scheduling: the peer has something else to do.
   static constexpr std::chrono::microseconds kYieldTime{300};
 
+  // What a wake-up from the futex takes.
+  static constexpr std::chrono::microseconds kSpinTime{50};
+  static constexpr int kPausesPerLook = 16;  // at the clock
+
+  const bool is_crowded_;
   const int pauses_;
   YieldTrust trust_;
+  SpinTrust spin_trust_;
 };
 
 }  // namespace horon

@@ -35,6 +35,13 @@ TEST_CASE("core spread: the highest rank on an overfull core moves to the emptie
   CHECK(better_core({2, 2, 2, 2, 5, 5, 7}, 3, three) == 7);
 }
 
+TEST_CASE("core spread: of equally empty cores the nearest") {
+  const std::vector<int> eight = {0, 1, 2, 3, 4, 5, 6, 7};
+  CHECK(better_core({5, 5}, 1, eight) == 4);
+  CHECK(better_core({5, 5, 4}, 1, eight) == 6);
+  CHECK(better_core({0, 0}, 1, {0, 7, 3}) == 3);
+}
+
 TEST_CASE("core spread: a fair share stays") {
   const std::vector<int> two = {0, 1};
   CHECK(mover_of({0, 1, 0, 1}, two) == std::nullopt);

@@ -66,7 +66,7 @@ TEST_CASE("steps go on when the counters wrap") {
   REQUIRE(board.missing_ranks() == std::vector<int>{1});
 }
 
-TEST_CASE("ranks tell where they run when there are more of them than cores") {
+TEST_CASE("ranks tell where they run before others see their step") {
   const LocalGroup group(3);
   for (const bool is_crowded : {false, true}) {
     require_no_errors(run_ranks(3, [&](int rank) {
@@ -77,34 +77,45 @@ TEST_CASE("ranks tell where they run when there are more of them than cores") {
       StepBoard board(group.segment(rank), &peers);
       board.finish_step();
       board.await_all(Counter::kStep, 1, patient_context());
+      for (int peer = 0; peer < 3; ++peer) {
+        if (group.segment(rank)->words(peer).core_plus_one.load() == 0) {
+          throw std::runtime_error("a rank's step was seen, and not where it ran");
+        }
+      }
     }));
     for (int rank = 0; rank < 3; ++rank) {
-      const std::uint32_t told = group.segment(0)->words(rank).core_plus_one.load();
-      REQUIRE((told != 0) == is_crowded);
+      group.segment(0)->words(rank).core_plus_one = 0;
+      for (int counter = 0; counter < kCounters; ++counter) {
+        group.segment(0)->words(rank).counters[counter].value = 0;
+      }
     }
   }
 }
 
 TEST_CASE("a rank leaves a core that has more than its share") {
-  if (allowed_cpus().size() < 2) {
+  const int n_cores = static_cast<int>(allowed_cpus().size());
+  if (n_cores < 2) {
     return;  // nowhere to go
   }
-  const LocalGroup group(4);
-  Peers peers;
-  peers.rank = 3;
-  peers.peers.resize(4);
-  peers.is_crowded = true;
-  StepBoard board(group.segment(3), &peers);
-  board.await_all(Counter::kStep, 0, patient_context());
-  const auto& told = group.segment(3)->words(3).core_plus_one;
-  const std::uint32_t crowded_core = told;
-  for (int peer = 0; peer < 3; ++peer) {
-    group.segment(3)->words(peer).core_plus_one = crowded_core;
+  for (const int n_ranks : {2, 4, n_cores, n_cores + 1}) {
+    CAPTURE(n_ranks);
+    const LocalGroup group(n_ranks);
+    Peers peers;
+    peers.rank = n_ranks - 1;
+    peers.peers.resize(static_cast<std::size_t>(n_ranks));
+    peers.is_crowded = n_ranks > n_cores;
+    StepBoard board(group.segment(peers.rank), &peers);
+    board.finish_step();
+    const auto& told = group.segment(peers.rank)->words(peers.rank).core_plus_one;
+    const std::uint32_t crowded_core = told;
+    for (int peer = 0; peer < peers.rank; ++peer) {
+      group.segment(peers.rank)->words(peer).core_plus_one = crowded_core;
+    }
+    for (int wait = 0; wait < 100 && told == crowded_core; ++wait) {
+      board.await_all(Counter::kStep, 0, patient_context());
+    }
+    REQUIRE(told != crowded_core);
   }
-  for (int wait = 0; wait < 100 && told == crowded_core; ++wait) {
-    board.await_all(Counter::kStep, 0, patient_context());
-  }
-  REQUIRE(told != crowded_core);
 }
 
 TEST_CASE("a late rank is waited for") {
