@@ -160,10 +160,12 @@ HoronBackend::WorkPtr HoronBackend::alltoall(Tensors& outputs, Tensors& inputs,
 
 HoronBackend::WorkPtr HoronBackend::barrier(const c10d::BarrierOptions& opts) {
   const std::chrono::milliseconds timeout = resolve(opts.timeout);
+  group_->check_process("barrier");
   // The GPUs, then the hosts meet. Others may have been used without this group.
-  drain_current_streams(opts.device_ids, timeout);
+  const Deadline deadline = Deadline::after(timeout);
+  drain_current_streams(opts.device_ids, deadline);
   if (const auto side = group_->device_side()) {
-    side->drain(timeout);
+    side->drain(deadline);
   }
   return issue(builder_.barrier(OpKind::kBarrier),
                {OpType::BARRIER, "horon:barrier", timeout, opts.asyncOp});

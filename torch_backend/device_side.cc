@@ -26,9 +26,8 @@ std::shared_ptr<DeviceSide> make_device_side(DeviceSideParts parts) {
   return std::make_shared<CudaGroup>(std::move(parts));
 }
 
-void drain_current_streams(const std::vector<std::int64_t>& device_ids,
-                           std::chrono::milliseconds timeout) {
-  drain_streams(current_streams(device_ids), timeout);
+void drain_current_streams(const std::vector<std::int64_t>& device_ids, const Deadline& deadline) {
+  drain_streams(current_streams(device_ids), deadline);
 }
 
 void stop_watching_devices() { CudaWatcher::instance().stop(); }
@@ -42,7 +41,7 @@ std::shared_ptr<DeviceSide> make_device_side(DeviceSideParts /*parts*/) {
 }
 
 void drain_current_streams(const std::vector<std::int64_t>& /*device_ids*/,
-                           std::chrono::milliseconds /*timeout*/) {}
+                           const Deadline& /*deadline*/) {}
 
 void stop_watching_devices() {}
 

@@ -54,7 +54,7 @@ class DeviceSide {
   // Meets the other ranks before the first operation.
   virtual void connect(c10::Device device, std::chrono::milliseconds timeout) = 0;
   // Blocks until what was queued here, and on the current streams of the GPUs used here, has run.
-  virtual void drain(std::chrono::milliseconds timeout) = 0;
+  virtual void drain(const Deadline& deadline) = 0;
 
   // Waits for what is under way until then, and frees communicators. Idempotent.
   virtual void shutdown(const Deadline& drain_until) = 0;
@@ -83,8 +83,7 @@ struct DeviceSideParts {
 std::shared_ptr<DeviceSide> make_device_side(DeviceSideParts parts);
 // Blocks until the current streams of the current GPU and of these, where they are used, have run
 // what they hold. Without the GPU parts nothing can be queued by horon, and nothing is waited for.
-void drain_current_streams(const std::vector<std::int64_t>& device_ids,
-                           std::chrono::milliseconds timeout);
+void drain_current_streams(const std::vector<std::int64_t>& device_ids, const Deadline& deadline);
 // For the end of the process, when all groups are shut down.
 void stop_watching_devices();
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 
 import pytest
@@ -157,3 +158,35 @@ def _named_in_capture(rank: int, n: int) -> None:
 @pytest.mark.parametrize("n", [1, 2])
 def test_named_operations_say_that_they_can_not_be_captured(n: int) -> None:
     run_ranks(_named_in_capture, n)
+
+
+def _barriers_beside(rank: int, n: int) -> None:
+    """Of the thread that captures, and of another one, on a group that never uses a GPU."""
+    static = torch.zeros(COUNT, device=DEVICE)
+    other_group = dist.new_group()
+    failures: list[BaseException] = []
+
+    def elsewhere() -> None:
+        try:
+            for _ in range(3):
+                dist.barrier(group=other_group)
+        except BaseException as error:
+            failures.append(error)
+
+    def body() -> None:
+        dist.all_reduce(static)
+        thread = threading.Thread(target=elsewhere)
+        thread.start()
+        dist.barrier()
+        thread.join()
+
+    graph = _captured(body)
+    assert not failures, failures
+    static.copy_(make_input(rank, COUNT, torch.float32))
+    graph.replay()
+    check_reduced(static, all_inputs(n, COUNT, torch.float32), "SUM")
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_barriers_while_a_graph_is_captured(n: int) -> None:
+    run_ranks(_barriers_beside, n)

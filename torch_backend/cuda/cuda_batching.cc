@@ -153,9 +153,9 @@ void BatchedCall::await_on_stream() {
     (void)operation_->take_results();
     collective_.finish();
   } else if (done_) {
-    const auto device = (*done_)->device();
-    (*done_)->block(c10::cuda::getCurrentCUDAStream(static_cast<c10::DeviceIndex>(device)).stream(),
-                    device);
+    const auto device = static_cast<c10::DeviceIndex>((*done_)->device());
+    const c10::cuda::CUDAGuard guard(device);
+    (*done_)->block(c10::cuda::getCurrentCUDAStream(device).stream(), device);
   }
 }
 

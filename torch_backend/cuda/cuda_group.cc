@@ -279,7 +279,7 @@ void CudaGroup::flush_batches(const CUDAStream& stream, bool is_captured) {
   batching_->flush(stream);
 }
 
-void CudaGroup::drain(std::chrono::milliseconds timeout) {
+void CudaGroup::drain(const Deadline& deadline) {
   if (batching_) {
     for (CudaLane* lane : lanes()) {
       flush_batches(c10::cuda::getCurrentCUDAStream(lane->device()), false);
@@ -290,7 +290,7 @@ void CudaGroup::drain(std::chrono::milliseconds timeout) {
     streams.push_back(c10::cuda::getCurrentCUDAStream(lane->device()));
     streams.push_back(lane->stream());
   }
-  drain_streams(streams, timeout);
+  drain_streams(streams, deadline);
   try {
     check_open("synchronize");
   } catch (...) {

@@ -48,7 +48,7 @@ class CudaGroup final : public DeviceSide,
   void start_coalescing() override;
   WorkPtr end_coalescing(const DeviceCall& call) override;
   void connect(c10::Device device, std::chrono::milliseconds timeout) override;
-  void drain(std::chrono::milliseconds timeout) override;
+  void drain(const Deadline& deadline) override;
   void shutdown(const Deadline& drain_until) override;
   void abort(const std::string& reason) override;
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <ATen/ATen.h>
+#include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 
 #include <atomic>
@@ -51,6 +52,7 @@ class CudaOperation {
   // What is queued on `stream` from now on waits for it; the host does not.
   void block(const c10::cuda::CUDAStream& stream) {
     if (stream != streams_.own) {
+      const c10::cuda::CUDAGuard guard(stream.device_index());
       end_->block(stream.stream(), stream.device_index());
     }
     if (stream == streams_.caller) {

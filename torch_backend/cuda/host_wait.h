@@ -16,10 +16,9 @@
 namespace horon::torch_backend {
 
 // Looks again and again, with pauses; false at the limit. Throws what Ctrl-C raises.
-inline bool ends_within(FunctionRef<bool()> has_ended, std::chrono::milliseconds timeout) {
+inline bool ends_within(FunctionRef<bool()> has_ended, const Deadline& give_up) {
   constexpr std::chrono::microseconds kLongestPause{1000};
   std::chrono::microseconds pause{20};
-  const Deadline give_up = Deadline::after(timeout);
   while (!has_ended()) {
     if (give_up.has_passed()) {
       return false;
@@ -37,7 +36,7 @@ inline bool ends_within(FunctionRef<bool()> has_ended, std::chrono::milliseconds
 // Throws DistBackendError at the limit.
 inline void await_on_host(FunctionRef<bool()> has_ended, std::chrono::milliseconds timeout,
                           const std::string& operation) {
-  if (!ends_within(has_ended, timeout)) {
+  if (!ends_within(has_ended, Deadline::after(timeout))) {
     C10_THROW_ERROR(DistBackendError, "horon: wait(timeout): Timed out waiting " +
                                           std::to_string(timeout.count()) + "ms for " + operation +
                                           ", which goes on; wait again, or abort the group.");

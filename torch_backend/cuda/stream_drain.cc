@@ -2,11 +2,14 @@
 
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAFunctions.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <torch/csrc/utils/device_lazy_init.h>
 
 #include <algorithm>
 
 #include "cuda/event.h"
 #include "cuda/host_wait.h"
+#include "cuda/stream.h"
 #include "errors.h"
 
 namespace horon::torch_backend {
@@ -16,7 +19,8 @@ using c10::cuda::CUDAStream;
 std::vector<CUDAStream> current_streams(const std::vector<std::int64_t>& device_ids) {
   // Asking CUDA anything would start its driver, after which the process can not fork.
   auto* allocator = c10::cuda::CUDACachingAllocator::get();
-  if (allocator == nullptr || !allocator->initialized()) {
+  if (allocator == nullptr || !allocator->initialized() ||
+      torch::utils::is_device_in_bad_fork(at::kCUDA)) {
     return {};
   }
   std::vector<c10::DeviceIndex> devices{c10::cuda::current_device()};
@@ -39,31 +43,39 @@ std::vector<CUDAStream> current_streams(const std::vector<std::int64_t>& device_
 
 namespace {
 
-bool run_out_within(const std::vector<CUDAStream>& streams, std::chrono::milliseconds timeout) {
+bool run_out_by(const Deadline& deadline, const std::vector<CUDAStream>& streams) {
+  const ThreadLocalCaptureScope capture_scope;
   std::vector<Event> reached;
   reached.reserve(streams.size());
   for (const CUDAStream& stream : streams) {
-    reached.emplace_back(stream.device_index()).record(stream.stream());
+    const c10::cuda::CUDAGuard guard(stream.device_index());
+    if (!is_capturing(stream.stream())) {
+      reached.emplace_back(stream.device_index()).record(stream.stream());
+    }
   }
   const auto have_run = [&] {
     return std::all_of(reached.begin(), reached.end(),
                        [](const Event& event) { return event.is_done(); });
   };
-  return ends_within(have_run, timeout);
+  return ends_within(have_run, deadline);
 }
 
 }  // namespace
 
-void drain_streams(const std::vector<CUDAStream>& streams, std::chrono::milliseconds timeout) {
+void drain_streams(const std::vector<CUDAStream>& streams, const Deadline& deadline) {
+  if (streams.empty()) {
+    return;  // and do not touch CUDA
+  }
   bool have_run = false;
   try {
-    have_run = run_out_within(streams, timeout);
+    have_run = run_out_by(deadline, streams);
   } catch (...) {
     rethrow_translated();
   }
   if (!have_run) {
     C10_THROW_ERROR(DistBackendError,
-                    "horon: barrier: Timed out waiting " + std::to_string(timeout.count()) +
+                    "horon: barrier: Timed out waiting " +
+                        std::to_string(deadline.timeout().count()) +
                         "ms for what was queued on this rank's GPU before it. The other ranks are "
                         "not met: they wait for this one.");
   }
