@@ -110,6 +110,7 @@ HoronBackend::HoronBackend(c10::intrusive_ptr<c10d::Store> store, int rank, int 
       make_gloo_(std::move(make_gloo)),
       builder_(rank, size) {
   try {
+    options_->engine.validate();
     group_ = Group::make(store, {rank, size, to_ints(options_->global_ranks_in_group)},
                          options_->engine, options_->timeout, [&] {
                            return make_gloo_(c10::make_intrusive<c10d::PrefixStore>("gloo", store),

@@ -60,28 +60,23 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   using NoGil = py::call_guard<py::gil_scoped_release>;
   py::module_::import("torch.distributed");  // registers the base classes
 
-  py::class_<BackendOptions, c10d::Backend::Options, c10::intrusive_ptr<BackendOptions>>(module,
-                                                                                         "Options")
-      .def(py::init<std::chrono::milliseconds>(), py::arg("timeout") = kBackendDefaultTimeout)
-      .def_property(
-          "inline_bytes", [](const BackendOptions& self) { return self.engine.inline_bytes; },
-          [](BackendOptions& self, std::size_t value) { self.engine.inline_bytes = value; })
-      .def_property(
-          "buffer_bytes", [](const BackendOptions& self) { return self.engine.buffer_bytes; },
-          [](BackendOptions& self, std::size_t value) { self.engine.buffer_bytes = value; })
-      .def_property(
-          "ring_bytes", [](const BackendOptions& self) { return self.engine.ring_bytes; },
-          [](BackendOptions& self, std::size_t value) { self.engine.ring_bytes = value; })
-      .def_property(
-          "eager_bytes", [](const BackendOptions& self) { return self.engine.eager_bytes; },
-          [](BackendOptions& self, std::size_t value) { self.engine.eager_bytes = value; })
-      .def_property(
-          "cuda_batch_bytes",
-          [](const BackendOptions& self) { return self.engine.cuda_batch_bytes; },
-          [](BackendOptions& self, std::size_t value) { self.engine.cuda_batch_bytes = value; })
-      .def_property(
-          "host_id", [](const BackendOptions& self) { return self.engine.host_id; },
-          [](BackendOptions& self, std::string value) { self.engine.host_id = std::move(value); })
+  py::class_<BackendOptions, c10d::Backend::Options, c10::intrusive_ptr<BackendOptions>> options(
+      module, "Options");
+  const auto add_option = [&options]<typename Value>(const char* name,
+                                                     Value horon::Options::* member) {
+    options.def_property(
+        name, [member](const BackendOptions& self) { return self.engine.*member; },
+        [member](BackendOptions& self, Value value) { self.engine.*member = std::move(value); });
+  };
+  add_option("inline_bytes", &horon::Options::inline_bytes);
+  add_option("deposit_bytes", &horon::Options::deposit_bytes);
+  add_option("buffer_bytes", &horon::Options::buffer_bytes);
+  add_option("ring_bytes", &horon::Options::ring_bytes);
+  add_option("eager_bytes", &horon::Options::eager_bytes);
+  add_option("claiming", &horon::Options::claiming);
+  add_option("cuda_batch_bytes", &horon::Options::cuda_batch_bytes);
+  add_option("host_id", &horon::Options::host_id);
+  options.def(py::init<std::chrono::milliseconds>(), py::arg("timeout") = kBackendDefaultTimeout)
       .def_property(
           "global_ranks_in_group",
           [](const BackendOptions& self) { return self.global_ranks_in_group; },

@@ -14,9 +14,11 @@ class Options:
     """
 
     inline_bytes: int
+    deposit_bytes: int
     buffer_bytes: int
     ring_bytes: int
     eager_bytes: int
+    claiming: str
     cuda_batch_bytes: int
     host_id: str
     global_ranks_in_group: list[int]
