@@ -4,7 +4,8 @@
 // (torch 2.15), which is the least for a backend whose operations are not to look as if they hung.
 // Given shared memory, all-reduces and barriers of ranks on one host end when all ranks have begun
 // them, and a message's receive when it was sent, with nothing else: no data, no errors, no
-// deadlines. No backend of c10d can be faster that has to wait for the others.
+// deadlines. With a core for every rank no backend of c10d can be faster that has to wait for the
+// others; with fewer, one can that has its ranks spread over them.
 #include <fcntl.h>
 #include <sched.h>
 #include <sys/mman.h>

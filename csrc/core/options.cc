@@ -3,6 +3,7 @@
 #include <charconv>
 #include <cstdlib>
 #include <cstring>
+#include <string_view>
 
 #include "core/error.h"
 
@@ -63,6 +64,15 @@ std::optional<std::size_t> arena_bytes_from_environment() {
         concat("HORON_ARENA_BYTES: expected at most ", kMaxBytes, ", got ", bytes, "."));
   }
   return bytes;
+}
+
+bool may_move_threads_from_environment() {
+  const char* text = std::getenv("HORON_MOVE_THREADS");
+  const std::string_view value = text == nullptr || *text == '\0' ? "on" : text;
+  if (value != "on" && value != "off") {
+    throw UsageError(concat("HORON_MOVE_THREADS: expected on or off, got '", value, "'."));
+  }
+  return value == "on";
 }
 
 void Options::validate() const {

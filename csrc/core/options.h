@@ -61,4 +61,8 @@ struct Options {
 // arena off. A setting of the process, not of a group. Nothing when it is not set.
 std::optional<std::size_t> arena_bytes_from_environment();
 
+// HORON_MOVE_THREADS: whether ranks that share a core may move to an emptier one (on, the default,
+// or off). A setting of the process. Throws UsageError for other values.
+bool may_move_threads_from_environment();
+
 }  // namespace horon

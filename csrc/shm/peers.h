@@ -20,7 +20,9 @@ struct Peers {
   std::vector<Peer> peers;        // by rank, this one included
   std::vector<int> global_ranks;  // by rank in the group; for messages
   bool is_crowded = false;        // more ranks than cores; every rank says the same
+  bool claims = false;            // see Options::claiming; every rank says the same
   bool has_spare_cores = false;   // one for a second thread of every rank; every rank says the same
+  bool may_move = true;           // see core_spread.h
 
   int n_ranks() const { return static_cast<int>(peers.size()); }
   // "rank 1 (pid 123)", with the global rank where it differs.

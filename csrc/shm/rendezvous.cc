@@ -137,8 +137,10 @@ class Rendezvous {
     return common_cpus(budgets);
   }
 
-  bool is_crowded() const {
-    return options_.claiming == "auto" ? identity_.n_ranks > cpus() : options_.claiming == "on";
+  bool is_crowded() const { return identity_.n_ranks > cpus(); }
+
+  bool claims() const {
+    return options_.claiming == "auto" ? is_crowded() : options_.claiming == "on";
   }
 
   // A rank 0 without sockets still takes part in what all ranks have to agree on.
@@ -307,6 +309,8 @@ class Rendezvous {
     peers.rank = identity_.rank;
     peers.global_ranks = identity_.global_ranks;
     peers.is_crowded = is_crowded();
+    peers.claims = claims();
+    peers.may_move = may_move_;
     peers.has_spare_cores = 2 * identity_.n_ranks <= cpus();
     peers.peers.resize(static_cast<std::size_t>(identity_.n_ranks));
     for (std::size_t rank = 0; rank < peers.peers.size(); ++rank) {
@@ -350,6 +354,7 @@ class Rendezvous {
   const Options& options_;
   const Deadline deadline_;
   const ArenaAccess& arenas_;
+  const bool may_move_ = may_move_threads_from_environment();
   std::string prefix_;
   UniqueFd listener_;
   std::string why_deaf_;  // why there is no listener on rank 0

@@ -146,7 +146,7 @@ void ShmTransport::complete_current(const Request& request, const WaitContext& c
   }
   shows_arena_ = goes_through_arenas(headers());  // otherwise nobody touches the tensors
   if (shows_arena_) {
-    if (peers_->is_crowded && is_reduction_of_whole_tensors(request.kind)) {
+    if (peers_->claims && is_reduction_of_whole_tensors(request.kind)) {
       claim_in_arenas(request, headers(), *arenas_, rank_, factors().data(), store_, claims_,
                       context);
     } else {

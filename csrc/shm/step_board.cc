@@ -84,7 +84,7 @@ bool StepBoard::would_fail(Counter counter, std::uint32_t target) {
 void StepBoard::await_all(Counter counter, std::uint32_t target, const WaitContext& context) {
   awaited_ = counter;
   target_ = target;
-  if (++waits_ % kWaitsPerLook == 0) {
+  if (++waits_ % kWaitsPerLook == 0 && peers_->may_move) {
     look_for_better_core();
   }
   for (int offset = 1; offset < peers_->n_ranks(); ++offset) {
@@ -110,7 +110,9 @@ void StepBoard::look_for_better_core() {
         static_cast<int>(segment_->words(peer).core_plus_one.load(std::memory_order_relaxed)) - 1;
   }
   if (const auto core = spread_.look(cores_, peers_->rank, allowed_)) {
-    move_to_core(*core);
+    if (!move_to_core(*core)) {
+      allowed_ = allowed_cpus();  // which may have changed, or be another thread's
+    }
     tell_core();
   }
 }

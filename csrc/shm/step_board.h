@@ -85,8 +85,8 @@ class StepBoard {
   const Peers* const peers_;
   WaitPolicy policy_;
   CoreSpread spread_;
-  const std::vector<int> allowed_;  // where the thread that made the group may run
-  std::vector<int> cores_;          // by rank, while looking
+  std::vector<int> allowed_;  // where the thread that made the group may run
+  std::vector<int> cores_;    // by rank, while looking
   std::uint32_t own_core_plus_one_ = 0;
   std::uint32_t waits_ = 0;
   std::uint32_t own_[kCounters] = {};

@@ -12,15 +12,14 @@ using namespace horon;
 
 namespace {
 
-std::optional<int> mover_of(const std::vector<int>& cores, const std::vector<int>& allowed) {
-  std::optional<int> mover;
+// Where all are when everybody has acted on one picture.
+std::vector<int> after_moves(const std::vector<int>& cores, const std::vector<int>& allowed) {
+  std::vector<int> after = cores;
   for (int rank = 0; rank < static_cast<int>(cores.size()); ++rank) {
-    if (better_core(cores, rank, allowed)) {
-      CHECK_FALSE(mover.has_value());  // never two at once
-      mover = rank;
-    }
+    const auto own = static_cast<std::size_t>(rank);
+    after[own] = better_core(cores, rank, allowed).value_or(cores[own]);
   }
-  return mover;
+  return after;
 }
 
 }  // namespace
@@ -44,9 +43,17 @@ TEST_CASE("core spread: of equally empty cores the nearest") {
 
 TEST_CASE("core spread: a fair share stays") {
   const std::vector<int> two = {0, 1};
-  CHECK(mover_of({0, 1, 0, 1}, two) == std::nullopt);
-  CHECK(mover_of({0, 0, 0, 1, 1}, two) == std::nullopt);  // five on two cores can not do better
-  CHECK(mover_of({0, 1}, two) == std::nullopt);
+  for (const std::vector<int>& fair :
+       {std::vector<int>{0, 1, 0, 1}, {0, 0, 0, 1, 1}, {0, 1}}) {  // five on two can not do better
+    CHECK(after_moves(fair, two) == fair);
+  }
+}
+
+TEST_CASE("core spread: who acts on one picture goes to different cores") {
+  const std::vector<int> four = {0, 1, 2, 3};
+  CHECK(after_moves({0, 0, 1, 1}, four) == std::vector<int>{0, 3, 1, 2});
+  CHECK(after_moves({1, 1, 1, 1}, four) == std::vector<int>{1, 3, 2, 0});
+  CHECK(after_moves({0, 0, 0, 0}, {0, 1}) == std::vector<int>{0, 0, 1, 1});
 }
 
 TEST_CASE("core spread: what is not known or not allowed") {
@@ -59,7 +66,7 @@ TEST_CASE("core spread: what is not known or not allowed") {
   CHECK(better_core({0, 0, 0, 1}, 2, {0, 3}) == 3);
 }
 
-TEST_CASE("core spread: one mover at a time brings any start to fair shares") {
+TEST_CASE("core spread: one mover at a time, or all at once, bring any start to fair shares") {
   for (int n_cores = 1; n_cores <= 5; ++n_cores) {
     std::vector<int> all;
     for (int core = 0; core < n_cores; ++core) {
@@ -74,6 +81,13 @@ TEST_CASE("core spread: one mover at a time brings any start to fair shares") {
           state = state * 1664525U + 1013904223U;
           cores.push_back(all[(state >> 16) % all.size()]);
         }
+        const int share = (n_ranks + n_cores - 1) / n_cores;
+        const auto check_shares = [&](const std::vector<int>& now) {
+          for (const int core : all) {
+            CHECK(std::count(now.begin(), now.end(), core) <= share);
+          }
+        };
+        check_shares(after_moves(cores, all));
         int moves = 0;
         for (bool has_moved = true; has_moved && moves <= n_ranks; ++moves) {
           has_moved = false;
@@ -86,10 +100,7 @@ TEST_CASE("core spread: one mover at a time brings any start to fair shares") {
           }
         }
         REQUIRE(moves <= n_ranks);
-        const int share = (n_ranks + n_cores - 1) / n_cores;
-        for (const int core : all) {
-          CHECK(std::count(cores.begin(), cores.end(), core) <= share);
-        }
+        check_shares(cores);
       }
     }
   }
@@ -113,6 +124,11 @@ TEST_CASE("core spread: moves after looks in a row, and later each time") {
   CHECK_FALSE(spread.look(uneven, 2, two));
   CHECK_FALSE(spread.look(even, 2, two));  // begins anew
   CHECK(looks_until_move() == 4 * CoreSpread::kLooks);
+  CoreSpread other;
+  const std::vector<int> four = {0, 1, 2, 3};
+  CHECK_FALSE(other.look({0, 0, 0, 1}, 2, four));
+  CHECK_FALSE(other.look({0, 3, 3, 1}, 2, four));  // to the same core, but from elsewhere: anew
+  CHECK(other.look({0, 3, 3, 1}, 2, four) == 2);
   for (int i = 0; i < 20; ++i) {
     looks_until_move();
   }

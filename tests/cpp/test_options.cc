@@ -15,8 +15,9 @@ namespace {
 class Environment {
  public:
   explicit Environment(const std::map<std::string, std::string>& values) {
-    for (const char* variable : {"HORON_INLINE_BYTES", "HORON_BUFFER_BYTES", "HORON_RING_BYTES",
-                                 "HORON_EAGER_BYTES", "HORON_HOST_ID", "HORON_ARENA_BYTES"}) {
+    for (const char* variable :
+         {"HORON_INLINE_BYTES", "HORON_BUFFER_BYTES", "HORON_RING_BYTES", "HORON_EAGER_BYTES",
+          "HORON_HOST_ID", "HORON_ARENA_BYTES", "HORON_MOVE_THREADS"}) {
       if (const char* value = std::getenv(variable)) {
         before_[variable] = value;
       }
@@ -109,6 +110,19 @@ TEST_CASE("the arena's size comes from the environment") {
     REQUIRE(threw<UsageError>(error));
     REQUIRE(contains(text_of(error), "HORON_ARENA_BYTES"));
   }
+}
+
+TEST_CASE("whether threads may be moved comes from the environment") {
+  for (const auto& [value, expected] :
+       std::map<std::string, bool>{{"", true}, {"on", true}, {"off", false}}) {
+    const Environment environment(
+        std::map<std::string, std::string>{{"HORON_MOVE_THREADS", value}});
+    REQUIRE(may_move_threads_from_environment() == expected);
+  }
+  const Environment environment(std::map<std::string, std::string>{{"HORON_MOVE_THREADS", "no"}});
+  const std::exception_ptr error = error_of([] { may_move_threads_from_environment(); });
+  REQUIRE(threw<UsageError>(error));
+  REQUIRE(contains(text_of(error), "HORON_MOVE_THREADS: expected on or off, got 'no'"));
 }
 
 TEST_CASE("an eager message always fits into the ring beside others") {

@@ -1,6 +1,7 @@
 #include "shm/rendezvous.h"
 
 #include "catch.h"
+#include "core/cpu_budget.h"
 #include "rank_threads.h"
 #include "shm/liveness.h"
 
@@ -53,6 +54,30 @@ TEST_CASE("ranks meet, twice with the same store") {
               0);  // not the first group's memory
     }
     check_shared(second);
+  }
+}
+
+TEST_CASE("waits know of a crowd whatever claiming is set to") {
+  const CpuBudget own = own_cpu_budget();
+  for (const int n : {1, 2, 3, 9}) {
+    for (const std::string claiming : {"auto", "on", "off"}) {
+      CAPTURE(n, claiming);
+      MemoryStore store;
+      Groups groups(static_cast<std::size_t>(n));
+      require_no_errors(run_ranks(n, [&](int rank) {
+        Options options = small_options();
+        options.claiming = claiming;
+        groups[static_cast<std::size_t>(rank)] =
+            rendezvous(store, identity_of(rank, n), options, patient());
+      }));
+      const bool is_crowded =
+          n > common_cpus(std::vector<CpuBudget>(static_cast<std::size_t>(n), own));
+      for (const auto& group : groups) {
+        CHECK(group->peers.is_crowded == is_crowded);
+        CHECK(group->peers.claims == (claiming == "auto" ? is_crowded : claiming == "on"));
+        CHECK(group->peers.may_move);
+      }
+    }
   }
 }
 

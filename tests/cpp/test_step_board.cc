@@ -98,6 +98,9 @@ TEST_CASE("a rank leaves a core that has more than its share") {
     return;  // nowhere to go
   }
   for (const int n_ranks : {2, 4, n_cores, n_cores + 1}) {
+    if (n_ranks > 16) {
+      continue;  // a group in one process has n x n descriptors
+    }
     CAPTURE(n_ranks);
     const LocalGroup group(n_ranks);
     Peers peers;
