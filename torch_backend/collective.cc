@@ -49,11 +49,17 @@ void note_device(Collective& collective, const at::Tensor& tensor) {
   collective.device = device;
 }
 
-std::byte* data_of(const at::Tensor& tensor) {
-  return static_cast<std::byte*>(tensor.numel() == 0 ? nullptr : tensor.data_ptr());
+Span writable_memory_of(const at::Tensor& tensor) {
+  return {static_cast<std::byte*>(tensor.numel() == 0 ? nullptr : tensor.data_ptr()),
+          tensor.nbytes()};
 }
 
 }  // namespace
+
+ConstSpan memory_of(const at::Tensor& tensor) {
+  const Span memory = writable_memory_of(tensor);
+  return {memory.data, memory.bytes};
+}
 
 bool is_plain_cpu(const at::Tensor& tensor) {
   return tensor.defined() && tensor.layout() == c10::kStrided && tensor.is_cpu() &&
@@ -109,25 +115,30 @@ ConstSpan stage_input(Collective& collective, const at::Tensor& tensor) {
   note_device(collective, tensor);
   if (is_plain(tensor)) {
     collective.kept_alive.push_back(tensor);
-    return {data_of(tensor), tensor.nbytes()};
+    return memory_of(tensor);
   }
   const at::Tensor stand_in = make_stand_in(tensor);
   collective.copy_in.emplace_back(stand_in, tensor);
-  return {data_of(stand_in), stand_in.nbytes()};
+  return memory_of(stand_in);
 }
 
 Span stage_output(Collective& collective, const at::Tensor& tensor, bool keep_contents) {
-  note_device(collective, tensor);
   if (is_plain(tensor)) {
+    note_device(collective, tensor);
     collective.kept_alive.push_back(tensor);
-    return {data_of(tensor), tensor.nbytes()};
+    return writable_memory_of(tensor);
   }
+  return stage_output_apart(collective, tensor, keep_contents);
+}
+
+Span stage_output_apart(Collective& collective, const at::Tensor& tensor, bool keep_contents) {
+  note_device(collective, tensor);
   const at::Tensor stand_in = make_stand_in(tensor);
   if (keep_contents) {
     collective.copy_in.emplace_back(stand_in, tensor);
   }
   collective.copy_back.emplace_back(tensor, stand_in);
-  return {data_of(stand_in), stand_in.nbytes()};
+  return writable_memory_of(stand_in);
 }
 
 }  // namespace horon::torch_backend

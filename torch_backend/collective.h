@@ -51,5 +51,11 @@ void check_writable(const at::Tensor& tensor, OpKind kind);
 ConstSpan stage_input(Collective& collective, const at::Tensor& tensor);
 // The same for a tensor to be written; `keep_contents` when it is read as well.
 Span stage_output(Collective& collective, const at::Tensor& tensor, bool keep_contents);
+// The same for a tensor whose memory other tensors of the call share: all inputs are read before it
+// changes.
+Span stage_output_apart(Collective& collective, const at::Tensor& tensor, bool keep_contents);
+
+// Where a contiguous tensor lies.
+ConstSpan memory_of(const at::Tensor& tensor);
 
 }  // namespace horon::torch_backend

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "core/span_index.h"
 #include "device_side.h"
 #include "dtype_bridge.h"
 #include "named/adasum.h"
@@ -58,6 +59,11 @@ NamedOperation::Tensor view_of(const at::Tensor& input, const at::Tensor& writte
   return view;
 }
 
+at::Tensor stand_in_of(const at::Tensor& output) {
+  return at::empty(output.sizes(), output.options().requires_grad(false),
+                   at::MemoryFormat::Contiguous);
+}
+
 class Builder {
  public:
   Builder(NamedKind kind, const SetView& set) {
@@ -98,11 +104,8 @@ class Builder {
     const at::NoGradGuard no_grad;
     operation_->inputs.push_back(
         is_plain(tensor) ? tensor : tensor.detach().resolve_conj().resolve_neg().contiguous());
-    at::Tensor written = output;
-    if (output.defined() && !is_plain(output)) {
-      written = at::empty(output.sizes(), output.options().requires_grad(false),
-                          at::MemoryFormat::Contiguous);
-    }
+    const bool needs_stand_in = output.defined() && !is_plain(output);
+    const at::Tensor written = needs_stand_in ? stand_in_of(output) : output;
     operation_->outputs.push_back(output);
     operation_->written.push_back(written);
     operation_->tensors.push_back(view_of(operation_->inputs.back(), written));
@@ -115,6 +118,28 @@ class Builder {
                       "horon: ", name(request_->kind), " '", text,
                       "': the output must have the input's shape, dtype and device.");
     add(tensor, output, text);
+  }
+
+  // The tensors of a group may travel one after another. Where one's output shares memory with
+  // another's input, no output changes before all inputs have been read.
+  void separate_outputs() {
+    TensorOperation& operation = *operation_;
+    if (operation.tensors.size() < 2) {
+      return;
+    }
+    PerRank<ConstSpan> inputs;
+    for (const NamedOperation::Tensor& view : operation.tensors) {
+      inputs.push_back(view.input);
+    }
+    const SpanIndex index(inputs);
+    for (std::size_t i = 0; i < inputs.size(); ++i) {
+      const Span output = operation.tensors[i].output;
+      if (index.any_overlap({output.data, output.bytes},
+                            [i](std::size_t other) { return other != i; })) {
+        operation.written[i] = stand_in_of(operation.outputs[i]);
+        operation.tensors[i] = view_of(operation.inputs[i], operation.written[i]);
+      }
+    }
   }
 
   void set_reduction(const Reduced& how, int n_ranks) {
@@ -245,6 +270,7 @@ OperationPtr named_allreduce(const SetView& set, const TensorList& tensors,
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     builder.add_output(tensors[i], outputs[i], names[i]);
   }
+  builder.separate_outputs();
   builder.set_reduction(how, static_cast<int>(set.ranks.size()));
   return builder.finish();
 }

@@ -1,6 +1,7 @@
 #include "request_builder.h"
 
 #include "core/error.h"
+#include "core/span_index.h"
 
 namespace horon::torch_backend {
 namespace {
@@ -21,6 +22,29 @@ PerRank<AnySpan> divide(const AnySpan& whole, const PerRank<std::uint64_t>& coun
     offset += bytes;
   }
   return parts;
+}
+
+bool are_same(const ConstSpan& a, const ConstSpan& b) {
+  return a.data == b.data && a.bytes == b.bytes;
+}
+
+// Stages an output that is not read. `inputs` is all that the call reads; where the output shares
+// memory with input `i` and harms(i) holds, it gets a stand-in, and changes when all has been read.
+template <typename Harms>
+Span stage_output_beside(Collective& collective, const at::Tensor& output, const SpanIndex& inputs,
+                         const Harms& harms) {
+  return inputs.any_overlap(memory_of(output), harms)
+             ? stage_output_apart(collective, output, false)
+             : stage_output(collective, output, false);
+}
+
+// Where tensors lie. Of one that is not contiguous this says nothing; it gets a stand-in anyway.
+PerRank<ConstSpan> memory_of_all(const TensorList& tensors) {
+  PerRank<ConstSpan> spans;
+  for (const at::Tensor& tensor : tensors) {
+    spans.push_back(memory_of(tensor));
+  }
+  return spans;
 }
 
 void refuse(Request& request, const std::string& reason) {
@@ -120,12 +144,17 @@ Collective RequestBuilder::all_reduce(OpKind kind, const TensorList& tensors,
     check_writable(tensor, kind);
     batch = digest(batch, tensor);
   }
-  for (const at::Tensor& tensor : tensors) {
-    Request request = start(kind, tensor);
+  const PerRank<ConstSpan> memory = memory_of_all(tensors);
+  const SpanIndex index(memory);
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    Request request = start(kind, tensors[i]);
     request.op = reduction.op;
     request.factor = reduction.factor;
     request.batch_digest = tensors.size() > 1 || kind == OpKind::kAllReduceCoalesced ? batch : 0;
-    const Span span = stage_output(collective, tensor, true);
+    const bool is_shared =
+        index.any_overlap(memory[i], [i](std::size_t other) { return other < i; });
+    const Span span = is_shared ? stage_output_apart(collective, tensors[i], true)
+                                : stage_output(collective, tensors[i], true);
     request.inputs = {{span.data, span.bytes}};
     request.outputs = {span};
     collective.requests.push_back(std::move(request));
@@ -203,6 +232,22 @@ Collective RequestBuilder::reduce(const at::Tensor& tensor, const Reduction& red
   return collective;
 }
 
+void RequestBuilder::stage_gathered(Collective& collective, Request& request,
+                                    const TensorList& outputs, const at::Tensor& input) const {
+  const ConstSpan& read = request.inputs[static_cast<std::size_t>(rank_)];
+  const SpanIndex read_once(PerRank<ConstSpan>{read});
+  for (std::size_t rank = 0; rank < outputs.size() && request.refusal.empty(); ++rank) {
+    const at::Tensor& output = outputs[rank];
+    check_writable(output, request.kind);
+    require_same_dtype(request, output, input);
+    const bool is_own = static_cast<int>(rank) == rank_;
+    request.outputs[rank] = stage_output_beside(collective, output, read_once, [&](std::size_t) {
+      return !is_own || !are_same(read, memory_of(output));
+    });
+    request.recv_counts[rank] = count_of(output);
+  }
+}
+
 Collective RequestBuilder::all_gather(const TensorList& outputs, const at::Tensor& input) const {
   constexpr OpKind kKind = OpKind::kAllGather;
   check_tensor(input, kKind);
@@ -214,12 +259,7 @@ Collective RequestBuilder::all_gather(const TensorList& outputs, const at::Tenso
   const ConstSpan span = stage_input(collective, input);
   request.inputs.assign(request.inputs.size(), span);
   request.send_counts.assign(request.send_counts.size(), request.count);
-  for (std::size_t rank = 0; rank < outputs.size() && request.refusal.empty(); ++rank) {
-    check_writable(outputs[rank], kKind);
-    require_same_dtype(request, outputs[rank], input);
-    request.outputs[rank] = stage_output(collective, outputs[rank], false);
-    request.recv_counts[rank] = count_of(outputs[rank]);
-  }
+  stage_gathered(collective, request, outputs, input);
   collective.requests.push_back(std::move(request));
   collective.inputs = {input};
   collective.outputs = outputs;
@@ -237,6 +277,8 @@ Collective RequestBuilder::all_gather_single(OpKind kind, const TensorList& outp
     check_writable(outputs[i], kind);
     batch = digest(batch, inputs[i]);
   }
+  const PerRank<ConstSpan> memory = memory_of_all(inputs);
+  const SpanIndex read(memory);
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     Request request = start(kind, inputs[i]);
     request.batch_digest = kind == OpKind::kAllGatherCoalesced ? batch : 0;
@@ -248,7 +290,9 @@ Collective RequestBuilder::all_gather_single(OpKind kind, const TensorList& outp
     request.inputs.assign(request.inputs.size(), stage_input(collective, inputs[i]));
     request.send_counts.assign(request.send_counts.size(), request.count);
     request.recv_counts = request.send_counts;
-    const Span whole = stage_output(collective, outputs[i], false);
+    const Span whole = stage_output_beside(collective, outputs[i], read, [&](std::size_t other) {
+      return other != i || !is_own_part(memory[i], memory_of(outputs[i]));
+    });
     if (request.refusal.empty()) {
       request.outputs = divide(whole, request.recv_counts, request.element_bytes);
     }
@@ -275,12 +319,7 @@ Collective RequestBuilder::gather(const TensorList& outputs, const at::Tensor& i
   } else if (rank_ != root && !outputs.empty()) {
     refuse(request, "output tensors are for the root only.");
   }
-  for (std::size_t rank = 0; rank < outputs.size() && request.refusal.empty(); ++rank) {
-    check_writable(outputs[rank], kKind);
-    require_same_dtype(request, outputs[rank], input);
-    request.outputs[rank] = stage_output(collective, outputs[rank], false);
-    request.recv_counts[rank] = count_of(outputs[rank]);
-  }
+  stage_gathered(collective, request, outputs, input);
   collective.requests.push_back(std::move(request));
   collective.inputs = {input};
   collective.outputs = outputs;
@@ -305,14 +344,29 @@ Collective RequestBuilder::gather_single(const at::Tensor& output, const at::Ten
                              " times the input's ", input.numel(), "."));
     } else {
       request.recv_counts.assign(request.recv_counts.size(), request.count);
-      request.outputs = divide(stage_output(collective, output, false), request.recv_counts,
-                               request.element_bytes);
+      const ConstSpan& read = request.inputs[static_cast<std::size_t>(root)];
+      const Span whole =
+          stage_output_beside(collective, output, SpanIndex(PerRank<ConstSpan>{read}),
+                              [&](std::size_t) { return !is_own_part(read, memory_of(output)); });
+      request.outputs = divide(whole, request.recv_counts, request.element_bytes);
     }
     collective.outputs = {output};
   }
   collective.requests.push_back(std::move(request));
   collective.inputs = {input};
   return collective;
+}
+
+bool RequestBuilder::is_own_part(const ConstSpan& part, const ConstSpan& whole) const {
+  return part.data == whole.data + static_cast<std::size_t>(rank_) * part.bytes;
+}
+
+Span RequestBuilder::stage_own_part(Collective& collective, const Request& request,
+                                    const at::Tensor& output) const {
+  const auto own = static_cast<std::size_t>(rank_);
+  return stage_output_beside(collective, output, SpanIndex(request.inputs), [&](std::size_t other) {
+    return other != own || !are_same(request.inputs[own], memory_of(output));
+  });
 }
 
 Collective RequestBuilder::scatter(const at::Tensor& output, const TensorList& inputs,
@@ -323,7 +377,6 @@ Collective RequestBuilder::scatter(const at::Tensor& output, const TensorList& i
   Collective collective;
   Request request = start(kKind, output);
   request.root = static_cast<int>(root);
-  request.outputs[static_cast<std::size_t>(root)] = stage_output(collective, output, false);
   request.recv_counts[static_cast<std::size_t>(root)] = request.count;
   if (rank_ == root && inputs.size() != static_cast<std::size_t>(n_ranks_)) {
     refuse(request,
@@ -337,6 +390,7 @@ Collective RequestBuilder::scatter(const at::Tensor& output, const TensorList& i
     request.inputs[rank] = stage_input(collective, inputs[rank]);
     request.send_counts[rank] = count_of(inputs[rank]);
   }
+  request.outputs[static_cast<std::size_t>(root)] = stage_own_part(collective, request, output);
   collective.requests.push_back(std::move(request));
   collective.inputs = inputs;
   collective.outputs = {output};
@@ -360,7 +414,7 @@ Collective RequestBuilder::reduce_scatter(const at::Tensor& output, const Tensor
     request.inputs[rank] = stage_input(collective, inputs[rank]);
     request.send_counts[rank] = count_of(inputs[rank]);
   }
-  request.outputs[0] = stage_output(collective, output, false);
+  request.outputs[0] = stage_own_part(collective, request, output);
   request.recv_counts.assign(request.recv_counts.size(), request.count);
   collective.requests.push_back(std::move(request));
   collective.inputs = inputs;
@@ -380,6 +434,8 @@ Collective RequestBuilder::reduce_scatter_single(OpKind kind, const TensorList& 
     check_writable(outputs[i], kind);
     batch = digest(batch, outputs[i]);
   }
+  const PerRank<ConstSpan> memory = memory_of_all(inputs);
+  const SpanIndex read(memory);
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     Request request = start(kind, outputs[i]);
     request.op = reduction.op;
@@ -396,7 +452,9 @@ Collective RequestBuilder::reduce_scatter_single(OpKind kind, const TensorList& 
     if (request.refusal.empty()) {
       request.inputs = divide(whole, request.send_counts, request.element_bytes);
     }
-    request.outputs[0] = stage_output(collective, outputs[i], false);
+    request.outputs[0] = stage_output_beside(collective, outputs[i], read, [&](std::size_t other) {
+      return other != i || !is_own_part(memory_of(outputs[i]), memory[i]);
+    });
     collective.requests.push_back(std::move(request));
   }
   collective.inputs = inputs;
@@ -425,8 +483,17 @@ Collective RequestBuilder::all_to_all(const TensorList& outputs, const TensorLis
     request.inputs[rank] = stage_input(collective, inputs[rank]);
     request.send_counts[rank] = count_of(inputs[rank]);
     request.count += request.send_counts[rank];
-    request.outputs[rank] = stage_output(collective, outputs[rank], false);
     request.recv_counts[rank] = count_of(outputs[rank]);
+  }
+  const SpanIndex read(request.inputs);
+  for (std::size_t rank = 0; rank < n && request.refusal.empty(); ++rank) {
+    // Within a host a rank may swap with each peer in place. NCCL receives while it sends.
+    const bool swaps_in_place = outputs[rank].is_cpu() || static_cast<int>(rank) == rank_;
+    request.outputs[rank] =
+        stage_output_beside(collective, outputs[rank], read, [&](std::size_t other) {
+          return other != rank || !swaps_in_place ||
+                 !are_same(request.inputs[rank], memory_of(outputs[rank]));
+        });
   }
   collective.requests.push_back(std::move(request));
   collective.inputs = inputs;
@@ -446,7 +513,11 @@ Collective RequestBuilder::all_to_all_single(const at::Tensor& output, const at:
   request.send_counts = split_counts(request, input, input_splits, n_ranks_, "the input");
   request.recv_counts = split_counts(request, output, output_splits, n_ranks_, "the output");
   const ConstSpan from = stage_input(collective, input);
-  const Span to = stage_output(collective, output, false);
+  // In place, parts of unequal sizes would come to lie over others.
+  const bool swaps_in_place = are_same(from, memory_of(output)) && output.is_cpu() &&
+                              request.send_counts == request.recv_counts;
+  const Span to = stage_output_beside(collective, output, SpanIndex(PerRank<ConstSpan>{from}),
+                                      [&](std::size_t) { return !swaps_in_place; });
   if (request.refusal.empty()) {
     request.inputs = divide(from, request.send_counts, request.element_bytes);
     request.outputs = divide(to, request.recv_counts, request.element_bytes);

@@ -46,6 +46,15 @@ class RequestBuilder {
  private:
   Request start(OpKind kind, const at::Tensor& tensor) const;
   void check_root(OpKind kind, int64_t root) const;
+  // Stages what every rank, or the root, gathers.
+  void stage_gathered(Collective& collective, Request& request, const TensorList& outputs,
+                      const at::Tensor& input) const;
+  // Stages what this rank gets of parts like the request's inputs, of which its own may be in
+  // place.
+  Span stage_own_part(Collective& collective, const Request& request,
+                      const at::Tensor& output) const;
+  // Whether `part` lies where this rank's is, of as many in `whole` as there are ranks.
+  bool is_own_part(const ConstSpan& part, const ConstSpan& whole) const;
 
   const int rank_;
   const int n_ranks_;

@@ -132,6 +132,43 @@ def _all_to_all_single_of_rows(rank: int, n: int, is_async: bool) -> None:
     check_equal(found, torch.cat([inputs[r].split(rows[r])[rank] for r in range(n)]))
 
 
+def _tensors_that_share_memory(rank: int, n: int, is_async: bool) -> None:
+    cases = Cases()
+    dtype = torch.float32
+    for count in (1, 1000, 100_000):
+        received = [moved_input(r, count, dtype, seed=rank) for r in range(n)]
+        sent = [moved_input(rank, count, dtype, seed=s) for s in range(n)]
+        for name, order in (("in place", 1), ("in place, reversed", -1)):
+            with cases(f"all_to_all {name} {count}"):
+                inputs = [on_gpu(tensor) for tensor in sent]
+                found = inputs[::order]
+                _finish(dist.all_to_all(found, inputs, async_op=is_async))
+                for r in range(n):
+                    check_equal(found[r], received[r])
+        with cases(f"all_to_all_single in place {count}"):
+            whole = on_gpu(torch.cat(sent))
+            _finish(dist.all_to_all_single(whole, whole, async_op=is_async))
+            check_equal(whole, torch.cat(received))
+        for slot in range(n):
+            with cases(f"scatter into input {slot} {count}"):
+                inputs = [on_gpu(moved_input(r, count, dtype, seed=5)) for r in range(n)]
+                _finish(dist.scatter(inputs[slot], inputs if rank == 0 else None, async_op=is_async))
+                check_equal(inputs[slot], moved_input(rank, count, dtype, seed=5))
+            with cases(f"gather of output {slot} {count}"):
+                found = [output(count, dtype) for _ in range(n)]
+                found[slot].copy_(moved_input(rank, count, dtype))
+                _finish(dist.gather(found[slot], found if rank == 0 else None, async_op=is_async))
+                for r in range(n if rank == 0 else 0):
+                    check_equal(found[r], moved_input(r, count, dtype))
+            with cases(f"all_gather of output {slot} {count}"):
+                found = [output(count, dtype) for _ in range(n)]
+                found[slot].copy_(moved_input(rank, count, dtype))
+                _finish(dist.all_gather(found, found[slot], async_op=is_async))
+                for r in range(n):
+                    check_equal(found[r], moved_input(r, count, dtype))
+    cases.check()
+
+
 BODIES = {
     "broadcast": _broadcast,
     "all_gather_into_tensor": _all_gather_into_tensor,
@@ -141,6 +178,7 @@ BODIES = {
     "all_to_all": _all_to_all,
     "all_to_all_single": _all_to_all_single,
     "all_to_all_single of rows": _all_to_all_single_of_rows,
+    "tensors that share memory": _tensors_that_share_memory,
 }
 
 
@@ -150,4 +188,6 @@ BODIES = {
 def test_bits_arrive(n: int, kind: str, is_async: bool) -> None:
     if on_nccl() and on_simulator() and kind == "all_gather":
         pytest.skip("nccl: flattens lists by kernels")
+    if on_nccl() and kind == "tensors that share memory":
+        pytest.skip("nccl: has no rule for it")
     run_ranks(BODIES[kind], n, is_async)
