@@ -69,6 +69,9 @@ HoronBackend::WorkPtr HoronBackend::allgather_coalesced(std::vector<Tensors>& ou
   TORCH_CHECK_VALUE(outputs.size() == static_cast<std::size_t>(size_),
                     "horon: all_gather_coalesced: expected ", size_, " lists of outputs, got ",
                     outputs.size(), ".");
+  TORCH_CHECK_VALUE(
+      !inputs.empty(),
+      "horon: all_gather_coalesced: expected at least one tensor, got an empty list.");
   Collective all;
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     Tensors row;

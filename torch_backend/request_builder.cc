@@ -47,6 +47,11 @@ PerRank<ConstSpan> memory_of_all(const TensorList& tensors) {
   return spans;
 }
 
+void require_some(OpKind kind, const TensorList& tensors) {
+  TORCH_CHECK_VALUE(!tensors.empty(), "horon: ", name(kind),
+                    ": expected at least one tensor, got an empty list.");
+}
+
 void refuse(Request& request, const std::string& reason) {
   if (request.refusal.empty()) {
     request.refusal = reason;
@@ -138,6 +143,7 @@ Collective RequestBuilder::barrier(OpKind kind) const {
 
 Collective RequestBuilder::all_reduce(OpKind kind, const TensorList& tensors,
                                       const Reduction& reduction) const {
+  require_some(kind, tensors);
   Collective collective;
   std::uint64_t batch = tensors.size();
   for (const at::Tensor& tensor : tensors) {
@@ -270,6 +276,7 @@ Collective RequestBuilder::all_gather_single(OpKind kind, const TensorList& outp
                                              const TensorList& inputs) const {
   TORCH_CHECK_VALUE(outputs.size() == inputs.size(), "horon: ", name(kind), ": ", inputs.size(),
                     " inputs but ", outputs.size(), " outputs.");
+  require_some(kind, inputs);
   Collective collective;
   std::uint64_t batch = inputs.size();
   for (std::size_t i = 0; i < inputs.size(); ++i) {
@@ -427,6 +434,7 @@ Collective RequestBuilder::reduce_scatter_single(OpKind kind, const TensorList& 
                                                  const Reduction& reduction) const {
   TORCH_CHECK_VALUE(outputs.size() == inputs.size(), "horon: ", name(kind), ": ", inputs.size(),
                     " inputs but ", outputs.size(), " outputs.");
+  require_some(kind, inputs);
   Collective collective;
   std::uint64_t batch = inputs.size();
   for (std::size_t i = 0; i < inputs.size(); ++i) {

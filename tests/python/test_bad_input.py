@@ -55,6 +55,24 @@ def _bad_tensor(rank: int, world_size: int, what: str) -> None:
         _still_works(rank, world_size)
 
 
+def _empty_lists(rank: int, world_size: int) -> None:
+    # Not through c10d's dispatcher, which finds no backend without a tensor.
+    group = dist.distributed_c10d._get_default_group()._get_backend(torch.device("cpu"))
+    calls = {
+        "allreduce_coalesced": lambda: group.allreduce_coalesced([]),
+        "allgather_coalesced": lambda: group.allgather_coalesced([[] for _ in range(world_size)], []),
+    }
+    for call in calls.values():
+        with pytest.raises(ValueError, match="at least one tensor"):
+            call()
+        _still_works(rank, world_size)
+
+
+def test_coalesced_calls_of_nothing() -> None:
+    gloo_lacks("accepts some")
+    run_ranks(_empty_lists, 2)
+
+
 @pytest.mark.parametrize("what", ["sparse", "meta"])
 def test_tensors_that_cannot_be_sent(what: str) -> None:
     gloo_lacks("accepts some, hangs on others")
