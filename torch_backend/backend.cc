@@ -33,13 +33,16 @@ class CollectiveTask final : public Task {
 
   bool try_start() noexcept override {
     try {
-      is_started_ = may_start() && group_->transport().start(collective_.requests[0]);
+      // Not one of several parts, nor one whose stand-ins must be filled and emptied in its turn.
+      is_started_ = collective_.is_plain() && group_->transport().start(collective_.requests[0]);
     } catch (...) {  // out of memory; execute() will say so
       is_started_ = false;
     }
     return is_started_;
   }
-  bool await_start() noexcept override { return may_start() && group_->transport().await_start(); }
+  bool await_start() noexcept override {
+    return collective_.is_plain() && group_->transport().await_start();
+  }
   bool is_ready() noexcept override {
     return group_->transport().is_ready() || deadline_.has_passed();
   }
@@ -48,11 +51,10 @@ class CollectiveTask final : public Task {
     call_out_.emplace();
     try {
       const WaitContext context{deadline_, interrupt_check()};
-      collective_.prepare();
-      for (const Request& request : collective_.requests) {
+      collective_.run([&](const Request& request) {
         is_started_ ? group_->transport().complete(request, context)
                     : group_->transport().run(request, context);
-      }
+      });
       collective_.finish();
     } catch (...) {
       error_ = std::current_exception();
@@ -77,12 +79,6 @@ class CollectiveTask final : public Task {
   }
 
  private:
-  // Not one of several parts, nor one whose stand-ins must be filled and emptied in its turn.
-  bool may_start() const {
-    return collective_.requests.size() == 1 && collective_.copy_in.empty() &&
-           collective_.copy_back.empty();
-  }
-
   // First, so that it goes last: what the other members let go of may be the end of a process
   // group.
   std::optional<CallOut> call_out_;
@@ -269,11 +265,11 @@ void HoronBackend::run_now(c10::ArrayRef<Request> requests, c10::ArrayRef<at::Te
     }
   }
   run_in_turn(*group_, *hooks_, call.timeout, [&](const WaitContext& context) {
+    const auto run_one = [&](const Request& request) { group_->transport().run(request, context); };
     if (staged != nullptr) {
-      staged->prepare();
-    }
-    for (const Request& request : requests) {
-      group_->transport().run(request, context);
+      staged->run(run_one);
+    } else {
+      std::for_each(requests.begin(), requests.end(), run_one);
     }
   });
 }

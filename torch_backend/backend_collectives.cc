@@ -2,6 +2,7 @@
 
 #include "backend.h"
 #include "core/monitored_barrier.h"
+#include "sparse_all_reduce.h"
 
 namespace horon::torch_backend {
 
@@ -25,13 +26,22 @@ HoronBackend::WorkPtr HoronBackend::allreduce(Tensors& tensors,
   if (!opts.asyncOp && is_plain_cpu(tensor)) {
     return all_reduce_now(tensor, to_reduction(opts.reduceOp), resolve(opts.timeout));
   }
+  if (tensor.is_sparse() && tensor.is_cpu()) {
+    return allreduce_sparse(tensors, opts);
+  }
   return issue(builder_.all_reduce(OpKind::kAllReduce, tensors, to_reduction(opts.reduceOp)),
                {OpType::ALLREDUCE, "horon:all_reduce", resolve(opts.timeout), opts.asyncOp});
 }
 
 HoronBackend::WorkPtr HoronBackend::allreduce_sparse(Tensors& tensors,
                                                      const c10d::AllreduceOptions& opts) {
-  return allreduce(tensors, opts);  // whose check says what to do
+  const at::Tensor& tensor = single(tensors, OpKind::kAllReduceSparse);
+  if (!tensor.is_sparse() || !tensor.is_cpu()) {
+    return allreduce(tensors, opts);  // whose check says what to do
+  }
+  return issue(
+      sparse_all_reduce(tensor, to_reduction(opts.reduceOp), size_),
+      {OpType::_ALLREDUCE_SPARSE, "horon:all_reduce", resolve(opts.timeout), opts.asyncOp});
 }
 
 HoronBackend::WorkPtr HoronBackend::allreduce_coalesced(

@@ -67,6 +67,9 @@ bool is_plain_cpu(const at::Tensor& tensor) {
 }
 
 void Collective::prepare() {
+  if (later != nullptr) {
+    later->prepare();
+  }
   if (copy_in.empty()) {
     return;
   }
@@ -76,7 +79,22 @@ void Collective::prepare() {
   }
 }
 
+void Collective::run(FunctionRef<void(const Request&)> run_one) {
+  prepare();
+  for (const Request& request : requests) {
+    run_one(request);
+  }
+  if (later != nullptr) {
+    for (const Request& request : later->next()) {
+      run_one(request);
+    }
+  }
+}
+
 void Collective::finish() {
+  if (later != nullptr) {
+    later->finish();
+  }
   if (copy_back.empty()) {
     return;
   }

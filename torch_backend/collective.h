@@ -3,18 +3,23 @@
 
 #include <ATen/ATen.h>
 
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "core/function_ref.h"
 #include "core/request.h"
+#include "later_requests.h"
 
 namespace horon::torch_backend {
 
 struct Collective {
   // Executed one after another, in one turn of the lane. More than one for coalesced calls.
   std::vector<Request> requests;
+  // More of them, where they depend on what these bring.
+  std::shared_ptr<LaterRequests> later;
   // What the requests point into.
   std::vector<at::Tensor> kept_alive;
   // Contents that travel from a contiguous stand-in: (the stand-in, the user's tensor).
@@ -29,11 +34,19 @@ struct Collective {
 
   bool is_cuda() const { return device && device->is_cuda(); }
 
-  // Fills the stand-ins with what the user's tensors hold now. Before the requests run, in their
-  // turn: an earlier operation may still write these tensors.
-  void prepare();
-  // Writes results into the user's tensors. After all requests have run.
+  // Whether running its one request is all there is to do.
+  bool is_plain() const {
+    return requests.size() == 1 && copy_in.empty() && copy_back.empty() && later == nullptr;
+  }
+
+  // Fills the stand-ins with what the user's tensors hold now, since an earlier operation may still
+  // have been writing them before its turn; then has the requests run.
+  void run(FunctionRef<void(const Request&)> run_one);
+  // Writes results into the user's tensors. After run().
   void finish();
+
+  // The first part of run().
+  void prepare();
 };
 
 // A dense CPU tensor, contiguous, not lazily conjugated or negated: memory as the engine wants it.

@@ -120,7 +120,8 @@ std::string describe(const HeaderView& view, int n_ranks) {
   const Header& header = *view.header;
   std::ostringstream out;
   out << name(header.kind) << '(';
-  if (pattern(header.kind) != Pattern::kNone) {
+  // A sparse tensor's first request only brings its numbers; what it is, its own check tells.
+  if (pattern(header.kind) != Pattern::kNone && header.kind != OpKind::kAllReduceSparse) {
     out << name(header.dtype);
     if (header.dtype == DType::kOpaque) {
       out << " type " << static_cast<int>(header.type_code);

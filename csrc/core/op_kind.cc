@@ -46,6 +46,8 @@ const char* name(OpKind kind) {
       return "window.tensor_register";
     case OpKind::kWindowDeregister:
       return "window.tensor_deregister";
+    case OpKind::kAllReduceSparse:
+      return "all_reduce_of_sparse_tensor";
   }
   return "unknown operation";
 }
@@ -74,7 +76,8 @@ Pattern pattern(OpKind kind) {
 bool has_shared_input(OpKind kind) {
   return kind == OpKind::kBroadcast || kind == OpKind::kAllGather ||
          kind == OpKind::kAllGatherSingle || kind == OpKind::kAllGatherCoalesced ||
-         kind == OpKind::kNewWindow || kind == OpKind::kWindowRegister;
+         kind == OpKind::kNewWindow || kind == OpKind::kWindowRegister ||
+         kind == OpKind::kAllReduceSparse;
 }
 
 bool goes_both_ways(OpKind kind, int n_ranks) {
@@ -85,6 +88,7 @@ bool goes_both_ways(OpKind kind, int n_ranks) {
     case OpKind::kAllGather:
     case OpKind::kAllGatherSingle:
     case OpKind::kAllGatherCoalesced:
+    case OpKind::kAllReduceSparse:
       return n_ranks == 2;
     default:
       return false;

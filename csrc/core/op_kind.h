@@ -29,6 +29,7 @@ enum class OpKind : std::uint8_t {
   kNewEmptyWindow,  // without one: it is registered later
   kWindowRegister,
   kWindowDeregister,
+  kAllReduceSparse,  // the transport's part of it: every rank gathers what all have
 };
 
 // How the bytes move, whatever the call was named.

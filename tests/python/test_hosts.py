@@ -43,6 +43,23 @@ def _group_over_hosts(rank: int, hosts: list[int], path: str, timeout_s: float =
         del os.environ["HORON_HOST_ID"]
 
 
+def _sparse(rank: int, world_size: int, hosts: list[int], path: str) -> None:
+    with _group_over_hosts(rank, hosts, path):
+        for nnz in (0, rank, 5, 20_000):
+            tensor = torch.sparse_coo_tensor(torch.arange(nnz)[None] % 1000, torch.ones(nnz, 3), (1000, 3))
+            summed = tensor.to_dense()
+            dist.all_reduce(tensor)
+            dist.all_reduce(summed)
+            assert torch.equal(tensor.to_dense(), summed)
+        expect_error(lambda: dist.all_reduce(torch.zeros(3 + rank).to_sparse()), "rank 0 called it with")
+        dist.all_reduce(torch.zeros(3).to_sparse())
+
+
+@pytest.mark.parametrize("hosts", LAYOUTS)
+def test_sparse_tensors(hosts: list[int], tmp_path: Path) -> None:
+    run_ranks(_sparse, len(hosts), hosts, str(tmp_path / "store"), init=False)
+
+
 def _every_kind(rank: int, world_size: int, hosts: list[int], path: str) -> None:
     with _group_over_hosts(rank, hosts, path):
         for count in (0, 1, 1000, 1_500_000):
