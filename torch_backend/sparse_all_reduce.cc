@@ -97,6 +97,15 @@ c10::ScalarType accumulator(c10::ScalarType type) {
   return type == c10::ScalarType::Bool ? c10::ScalarType::Int : type;
 }
 
+// As dense averages: those of integers are truncated towards zero.
+void divide(const at::Tensor& values, int64_t n_ranks) {
+  if (c10::isIntegralType(values.scalar_type(), false)) {
+    values.div_(n_ranks, "trunc");
+  } else {
+    values.div_(n_ranks);
+  }
+}
+
 class SparseAllReduce final : public LaterRequests {
  public:
   SparseAllReduce(const at::Tensor& tensor, ReduceOp op, int n_ranks)
@@ -169,7 +178,7 @@ class SparseAllReduce final : public LaterRequests {
     at::Tensor sum =
         at::_sparse_coo_tensor_unsafe(at::cat(indices, 1), values, tensor_.sizes()).coalesce();
     if (op_ == ReduceOp::kAvg) {
-      sum._values().div_(static_cast<double>(summaries_.size()));
+      divide(sum._values(), static_cast<int64_t>(summaries_.size()));
     }
     values = sum._values().to(values_.scalar_type());
     sum = at::_sparse_coo_tensor_unsafe(sum._indices(), values, tensor_.sizes());

@@ -63,6 +63,14 @@ def _average(rank: int, world_size: int) -> None:
         dist.all_reduce(tensor, op=dist.ReduceOp.AVG)
         expected = _dense_sum(everyones).double() / world_size
         torch.testing.assert_close(tensor.to_dense().double(), expected, rtol=1e-2, atol=1e-2)
+    for dtype in INTEGERS:
+        everyones = [_sparse(r, 6, (20, 2), 1, dtype) for r in range(world_size)]
+        tensor = everyones[rank].coalesce()
+        if dtype.is_signed:
+            tensor.neg_()
+        dist.all_reduce(tensor, op=dist.ReduceOp.AVG)
+        expected = _dense_sum(everyones).long().div(world_size, rounding_mode="trunc")
+        assert torch.equal(tensor.to_dense().long(), -expected if dtype.is_signed else expected)
     half = torch.sparse_coo_tensor([[0]], torch.tensor([2048.0], dtype=torch.float16), (1,))
     if rank > 0:
         half = torch.sparse_coo_tensor([[0, 0]], torch.tensor([1.0, 1.0], dtype=torch.float16), (1,))
