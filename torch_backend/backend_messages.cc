@@ -4,6 +4,7 @@
 
 #include "backend.h"
 #include "errors.h"
+#include "tensor_memory.h"
 
 namespace horon::torch_backend {
 namespace {
@@ -144,6 +145,7 @@ void check_message(const std::vector<at::Tensor>& tensors, int tag, bool is_send
   TORCH_CHECK(tensor.layout() == c10::kStrided, "horon: ", operation,
               ": expected a dense tensor, got layout ", tensor.layout(), ".");
   check_device(tensor, operation);
+  check_memory(tensor, operation);
   if (!is_send) {
     check_writable(tensor, OpKind::kBroadcast);
   }

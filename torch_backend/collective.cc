@@ -4,7 +4,9 @@
 
 #include <algorithm>
 
+#include "copy_into.h"
 #include "device_side.h"
+#include "tensor_memory.h"
 
 namespace horon::torch_backend {
 namespace {
@@ -63,7 +65,7 @@ ConstSpan memory_of(const at::Tensor& tensor) {
 
 bool is_plain_cpu(const at::Tensor& tensor) {
   return tensor.defined() && tensor.layout() == c10::kStrided && tensor.is_cpu() &&
-         is_plain(tensor);
+         is_plain(tensor) && has_memory(tensor);
 }
 
 void Collective::prepare() {
@@ -75,7 +77,7 @@ void Collective::prepare() {
   }
   const at::NoGradGuard no_grad;
   for (auto& [stand_in, user_tensor] : copy_in) {
-    stand_in.copy_(user_tensor.detach());
+    copy_into(stand_in, user_tensor.detach());
   }
 }
 
@@ -100,7 +102,7 @@ void Collective::finish() {
   }
   const at::NoGradGuard no_grad;
   for (const auto& [user_tensor, stand_in] : copy_back) {
-    user_tensor.detach().copy_(stand_in);
+    copy_into(user_tensor.detach(), stand_in);
   }
 }
 
@@ -110,6 +112,7 @@ void check_tensor(const at::Tensor& tensor, OpKind kind) {
               ": expected a dense tensor, got layout ", tensor.layout(),
               ". Call .to_dense() first.");
   check_device(tensor, name(kind));
+  check_memory(tensor, name(kind));
 }
 
 void check_device(const at::Tensor& tensor, const char* operation) {

@@ -52,9 +52,10 @@ struct Collective {
 // A dense CPU tensor, contiguous, not lazily conjugated or negated: memory as the engine wants it.
 bool is_plain_cpu(const at::Tensor& tensor);
 
-// Throws a clear error unless the tensor is dense and on a device that this build carries.
+// Throws a clear error unless the tensor is dense, in memory, and on a device that this build
+// carries.
 void check_tensor(const at::Tensor& tensor, OpKind kind);
-// The second half of it.
+// The part of it about the device.
 void check_device(const at::Tensor& tensor, const char* operation);
 // The same for a tensor that will be written: elements must not share memory.
 void check_writable(const at::Tensor& tensor, OpKind kind);

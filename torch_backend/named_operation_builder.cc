@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "copy_into.h"
 #include "core/span_index.h"
 #include "device_side.h"
 #include "dtype_bridge.h"
@@ -13,6 +14,7 @@
 #include "named_cuda.h"
 #include "nccl/named_batch_plan.h"
 #include "reduce/reduce.h"
+#include "tensor_memory.h"
 
 namespace horon::torch_backend {
 namespace {
@@ -37,6 +39,7 @@ void check_names(NamedKind kind, std::size_t tensors, const std::vector<std::str
 void check(NamedKind kind, const at::Tensor& tensor, const std::string& text) {
   TORCH_CHECK_VALUE(tensor.defined() && tensor.layout() == c10::kStrided, "horon: ", name(kind),
                     " '", text, "': expected a dense tensor.");
+  check_memory(tensor, name(kind));
   if (tensor.is_cpu()) {
     return;
   }
@@ -236,7 +239,7 @@ TensorList TensorOperation::take_results() {
   TensorList results;
   for (std::size_t i = 0; i < outputs.size(); ++i) {
     if (!outputs[i].is_same(written[i])) {
-      outputs[i].detach().copy_(written[i]);
+      copy_into(outputs[i].detach(), written[i]);
     }
     results.push_back(outputs[i]);
   }
@@ -280,7 +283,8 @@ OperationPtr named_allreduce_again(const RequestPtr& request, const at::Tensor& 
   const auto device =
       request->device == DeviceKind::kCpu ? c10::DeviceType::CPU : c10::DeviceType::CUDA;
   const auto is_easy = [&](const at::Tensor& one) {
-    return one.layout() == c10::kStrided && one.device().type() == device && is_plain(one);
+    return one.layout() == c10::kStrided && one.device().type() == device && is_plain(one) &&
+           has_memory(one);
   };
   if (request->device == DeviceKind::kCudaByHost || !is_easy(tensor) ||
       (!output.is_same(tensor) &&

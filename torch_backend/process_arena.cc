@@ -14,6 +14,7 @@
 #include "core/options.h"
 #include "errors.h"
 #include "shm/memory_limit.h"
+#include "tensor_memory.h"
 
 namespace horon::torch_backend {
 namespace {
@@ -152,7 +153,7 @@ at::Tensor empty_like_in_arena(const at::Tensor& like, std::optional<at::ScalarT
 std::optional<at::Tensor> copy_in_arena(const at::Tensor& tensor) {
   constexpr std::size_t kLeastBytes = std::size_t{1} << 20;
   if (tensor.layout() != c10::kStrided || !tensor.is_cpu() || tensor.nbytes() < kLeastBytes ||
-      !tensor.is_contiguous()) {
+      !tensor.is_contiguous() || !has_memory(tensor)) {
     return std::nullopt;
   }
   try {

@@ -7,6 +7,7 @@
 #include <array>
 #include <numeric>
 
+#include "copy_into.h"
 #include "core/error.h"
 #include "reduce/reduce.h"
 
@@ -182,7 +183,7 @@ class SparseAllReduce final : public LaterRequests {
     }
     values = sum._values().to(values_.scalar_type());
     sum = at::_sparse_coo_tensor_unsafe(sum._indices(), values, tensor_.sizes());
-    tensor_.copy_(sum._coalesced_(true));
+    copy_into(tensor_, sum._coalesced_(true));
   }
 
  private:

@@ -16,6 +16,7 @@
 #include "process_arena.h"
 #include "process_exit.h"
 #include "signal_work.h"
+#include "tensor_memory.h"
 
 namespace horon::torch_backend {
 namespace {
@@ -32,6 +33,10 @@ std::string why_unusable(const at::Tensor& tensor) {
   if (!tensor.is_contiguous() || tensor.is_conj() || tensor.is_neg()) {
     return concat("expected a contiguous tensor, got sizes ", tensor.sizes(), " and strides ",
                   tensor.strides(), ". Allocate a contiguous one with horon.empty(...).");
+  }
+  if (!has_memory(tensor)) {
+    return concat("its storage of ", tensor.storage().nbytes(), " bytes is too small for its ",
+                  tensor.numel(), " elements. Something has shrunk it.");
   }
   return "";
 }
@@ -181,6 +186,7 @@ c10::intrusive_ptr<c10d::Work> HoronWindow::put(const at::Tensor& tensor, int64_
   TORCH_CHECK_VALUE(tensor.scalar_type() == registered->dtype, "horon: window.put to rank ", target,
                     ": expected dtype ", registered->dtype, " as the window has, got ",
                     tensor.scalar_type(), ". Cast the tensor first.");
+  check_memory(tensor, "window.put");
   const at::Tensor plain =
       is_plain_cpu(tensor) ? tensor : tensor.detach().resolve_conj().resolve_neg().contiguous();
   translate([&] {

@@ -55,6 +55,38 @@ def _bad_tensor(rank: int, world_size: int, what: str) -> None:
         _still_works(rank, world_size)
 
 
+def _shrunk(rank: int, world_size: int, left_bytes: int) -> None:
+    """Tensors that have lost their memory, as FSDP's parameters between uses."""
+    peer, good = 1 - rank, torch.ones(400_000)
+    for tensor in (torch.ones(400_000), torch.ones(400, 1000).t()):
+        tensor.untyped_storage().resize_(left_bytes)
+        calls = {
+            "all_reduce": lambda tensor=tensor: dist.all_reduce(tensor),
+            "all_reduce, async": lambda tensor=tensor: dist.all_reduce(tensor, async_op=True),
+            "torch.ops.horon.all_reduce_": lambda tensor=tensor: torch.ops.horon.all_reduce_(
+                tensor, "sum", dist.group.WORLD.group_name
+            ),
+            "broadcast": lambda tensor=tensor: dist.broadcast(tensor, 0),
+            "all_gather": lambda tensor=tensor: dist.all_gather([good.clone() for _ in range(2)], tensor),
+            "all_gather, outputs": lambda tensor=tensor: dist.all_gather([tensor, good], good),
+            "reduce_scatter": lambda tensor=tensor: dist.reduce_scatter(good, [tensor, good]),
+            "send": lambda tensor=tensor: dist.send(tensor, peer),
+            "recv": lambda tensor=tensor: dist.recv(tensor, peer),
+        }
+        for name, call in calls.items():
+            try:
+                expect_error(call, "storage", within_s=AT_ONCE_S)
+            except AssertionError as error:
+                raise AssertionError(f"{name}: {error}") from None
+            _still_works(rank, world_size)
+
+
+@pytest.mark.parametrize("left_bytes", [0, 1000])
+def test_tensors_without_their_memory(left_bytes: int) -> None:
+    gloo_lacks("crashes")
+    run_ranks(_shrunk, 2, left_bytes)
+
+
 def _empty_lists(rank: int, world_size: int) -> None:
     # Not through c10d's dispatcher, which finds no backend without a tensor.
     group = dist.distributed_c10d._get_default_group()._get_backend(torch.device("cpu"))
