@@ -92,6 +92,13 @@ class CollectiveTask final : public Task {
   bool must_tell_of_abort_ = false;
 };
 
+// Python's timedelta.max is negative by the time it has come here.
+void check_timeout(std::chrono::milliseconds timeout) {
+  TORCH_CHECK_VALUE(timeout.count() > 0, "horon: the timeout of a group: expected more than 0 ms, ",
+                    "got ", timeout.count(), ". For one that never passes use ",
+                    "timedelta(days=365); timedelta.max is out of PyTorch's range.");
+}
+
 std::vector<int> to_ints(const std::vector<uint64_t>& ranks) {
   return {ranks.begin(), ranks.end()};
 }
@@ -105,6 +112,7 @@ HoronBackend::HoronBackend(c10::intrusive_ptr<c10d::Store> store, int rank, int 
       options_(std::move(options)),
       make_gloo_(std::move(make_gloo)),
       builder_(rank, size) {
+  check_timeout(options_->timeout);
   try {
     options_->engine.validate();
     group_ = Group::make(store, {rank, size, to_ints(options_->global_ranks_in_group)},
@@ -413,6 +421,7 @@ c10::intrusive_ptr<c10d::Backend> HoronBackend::split(const c10::intrusive_ptr<c
 }
 
 void HoronBackend::setTimeout(std::chrono::milliseconds timeout) {
+  check_timeout(timeout);
   group_->set_timeout(timeout);
   options_->timeout = timeout;
 }

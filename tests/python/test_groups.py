@@ -270,6 +270,18 @@ def test_options_carry_the_timeout_and_deepcopy() -> None:
     run_ranks(_timeout_option, 2)
 
 
+def _bad_timeouts(rank: int, world_size: int) -> None:
+    for timeout in (timedelta(seconds=-1), timedelta.max):
+        with pytest.raises(ValueError, match="timeout of a group: expected more than 0 ms"):
+            dist.new_group(timeout=timeout)
+    _check_sum(dist.new_group(timeout=timedelta(days=365 * 100)), [0, 1], rank)
+
+
+def test_timeouts_out_of_range() -> None:
+    gloo_lacks("says it in its own words")
+    run_ranks(_bad_timeouts, 2)
+
+
 def _shutdown_twice(rank: int, world_size: int) -> None:
     group = dist.new_group()
     _check_sum(group, [0, 1], rank)
