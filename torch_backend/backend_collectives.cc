@@ -26,17 +26,21 @@ HoronBackend::WorkPtr HoronBackend::allreduce(Tensors& tensors,
   if (!opts.asyncOp && is_plain_cpu(tensor)) {
     return all_reduce_now(tensor, to_reduction(opts.reduceOp), resolve(opts.timeout));
   }
-  if (tensor.is_sparse() && tensor.is_cpu()) {
+  if (takes_sparse(tensor)) {
     return allreduce_sparse(tensors, opts);
   }
   return issue(builder_.all_reduce(OpKind::kAllReduce, tensors, to_reduction(opts.reduceOp)),
                {OpType::ALLREDUCE, "horon:all_reduce", resolve(opts.timeout), opts.asyncOp});
 }
 
+bool HoronBackend::takes_sparse(const at::Tensor& tensor) const {
+  return options_->engine.sparse && tensor.is_sparse() && tensor.is_cpu();
+}
+
 HoronBackend::WorkPtr HoronBackend::allreduce_sparse(Tensors& tensors,
                                                      const c10d::AllreduceOptions& opts) {
   const at::Tensor& tensor = single(tensors, OpKind::kAllReduceSparse);
-  if (!tensor.is_sparse() || !tensor.is_cpu()) {
+  if (!takes_sparse(tensor)) {
     return allreduce(tensors, opts);  // whose check says what to do
   }
   return issue(

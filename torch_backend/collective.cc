@@ -109,8 +109,11 @@ void Collective::finish() {
 void check_tensor(const at::Tensor& tensor, OpKind kind) {
   TORCH_CHECK(tensor.defined(), "horon: ", name(kind), ": expected a tensor, got None.");
   TORCH_CHECK(tensor.layout() == c10::kStrided, "horon: ", name(kind),
-              ": expected a dense tensor, got layout ", tensor.layout(),
-              ". Call .to_dense() first.");
+              ": expected a dense tensor, got layout ", tensor.layout(), ". Call .to_dense() first",
+              kind == OpKind::kAllReduce && tensor.is_cpu()
+                  ? "; or, for sums of sparse COO tensors, as in DDP with sparse gradients, set "
+                    "HORON_SPARSE=on for all ranks."
+                  : ".");
   check_device(tensor, name(kind));
   check_memory(tensor, name(kind));
 }

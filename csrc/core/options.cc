@@ -26,6 +26,18 @@ bool read_bytes(const char* variable, std::size_t* value) {
   return true;
 }
 
+bool read_switch(const char* variable, bool otherwise) {
+  const char* text = std::getenv(variable);
+  if (text == nullptr || *text == '\0') {
+    return otherwise;
+  }
+  const std::string_view value = text;
+  if (value != "on" && value != "off") {
+    throw UsageError(concat(variable, ": expected on or off, got '", value, "'."));
+  }
+  return value == "on";
+}
+
 void check_range(const char* what, std::size_t value, std::size_t low, std::size_t high) {
   if (value < low || value > high || value % 64 != 0) {
     throw UsageError(concat("option ", what, ": expected a multiple of 64 between ", low, " and ",
@@ -46,6 +58,7 @@ Options Options::from_environment() {
   if (const char* claiming = std::getenv("HORON_CLAIMING"); claiming != nullptr && *claiming) {
     options.claiming = claiming;
   }
+  options.sparse = read_switch("HORON_SPARSE", options.sparse);
   if (const char* host = std::getenv("HORON_HOST_ID")) {
     options.host_id = host;
   }
@@ -66,14 +79,7 @@ std::optional<std::size_t> arena_bytes_from_environment() {
   return bytes;
 }
 
-bool may_move_threads_from_environment() {
-  const char* text = std::getenv("HORON_MOVE_THREADS");
-  const std::string_view value = text == nullptr || *text == '\0' ? "on" : text;
-  if (value != "on" && value != "off") {
-    throw UsageError(concat("HORON_MOVE_THREADS: expected on or off, got '", value, "'."));
-  }
-  return value == "on";
-}
+bool may_move_threads_from_environment() { return read_switch("HORON_MOVE_THREADS", true); }
 
 void Options::validate() const {
   if (claiming != "auto" && claiming != "on" && claiming != "off") {
@@ -91,7 +97,7 @@ void Options::validate() const {
 std::string Options::fingerprint() const {
   return concat("inline=", inline_bytes, " deposit=", deposit_bytes, " buffer=", buffer_bytes,
                 " claiming=", claiming, " ring=", ring_bytes, " eager=", eager_bytes,
-                " cuda_batch=", cuda_batch_bytes);
+                " cuda_batch=", cuda_batch_bytes, " sparse=", sparse ? "on" : "off");
 }
 
 }  // namespace horon

@@ -43,6 +43,11 @@ struct Options {
   // Environment: HORON_CUDA_BATCH_BYTES.
   std::size_t cuda_batch_bytes = 0;
 
+  // Whether all_reduce takes sparse COO tensors on the CPU, as DDP has them for embeddings with
+  // sparse gradients. Default off: who passes a sparse tensor by mistake gets an error at once.
+  // Environment: HORON_SPARSE (on or off).
+  bool sparse = false;
+
   // Ranks with different values count as different hosts, whatever the machine says. For tests, and
   // for containers that share a kernel but no memory. Environment: HORON_HOST_ID.
   std::string host_id;

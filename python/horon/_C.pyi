@@ -20,6 +20,7 @@ class Options:
     eager_bytes: int
     claiming: str
     cuda_batch_bytes: int
+    sparse: bool
     host_id: str
     global_ranks_in_group: list[int]
     group_name: str

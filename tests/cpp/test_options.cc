@@ -17,7 +17,7 @@ class Environment {
   explicit Environment(const std::map<std::string, std::string>& values) {
     for (const char* variable :
          {"HORON_INLINE_BYTES", "HORON_BUFFER_BYTES", "HORON_RING_BYTES", "HORON_EAGER_BYTES",
-          "HORON_HOST_ID", "HORON_ARENA_BYTES", "HORON_MOVE_THREADS"}) {
+          "HORON_HOST_ID", "HORON_ARENA_BYTES", "HORON_MOVE_THREADS", "HORON_SPARSE"}) {
       if (const char* value = std::getenv(variable)) {
         before_[variable] = value;
       }

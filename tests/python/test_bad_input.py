@@ -37,7 +37,7 @@ def _torch_swallows_meta(name: str) -> bool:
 def _bad_tensor(rank: int, world_size: int, what: str) -> None:
     tensor = torch.eye(3).to_sparse() if what == "sparse" else torch.ones(3, device="meta")
     calls = {
-        "all_reduce": lambda: dist.all_reduce(tensor, op=dist.ReduceOp.MAX),  # sums of sparse tensors work
+        "all_reduce": lambda: dist.all_reduce(tensor),
         "broadcast": lambda: dist.broadcast(tensor, 0),
         "all_gather": lambda: dist.all_gather([tensor] * world_size, torch.ones(3)),
         "all_gather_into_tensor": lambda: dist.all_gather_into_tensor(torch.ones(6), tensor),

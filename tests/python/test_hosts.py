@@ -57,7 +57,7 @@ def _sparse(rank: int, world_size: int, hosts: list[int], path: str) -> None:
 
 @pytest.mark.parametrize("hosts", LAYOUTS)
 def test_sparse_tensors(hosts: list[int], tmp_path: Path) -> None:
-    run_ranks(_sparse, len(hosts), hosts, str(tmp_path / "store"), init=False)
+    run_ranks(_sparse, len(hosts), hosts, str(tmp_path / "store"), init=False, env={"HORON_SPARSE": "on"})
 
 
 def _every_kind(rank: int, world_size: int, hosts: list[int], path: str) -> None:

@@ -57,7 +57,7 @@ def _works(rank: int, world_size: int) -> None:
 
 
 def test_works() -> None:
-    run_ranks(_works, 2)
+    run_ranks(_works, 2, env={"HORON_SPARSE": "on"})
 
 
 def _named(rank: int, size: int) -> None:

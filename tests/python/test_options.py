@@ -18,6 +18,7 @@ VALUES: dict[str, Any] = {
     "eager_bytes": 64,
     "claiming": "on",
     "cuda_batch_bytes": 4096,
+    "sparse": True,
     "host_id": "here",
 }
 DEFAULTS: dict[str, Any] = {
@@ -28,6 +29,7 @@ DEFAULTS: dict[str, Any] = {
     "eager_bytes": 8192,
     "claiming": "auto",
     "cuda_batch_bytes": 0,
+    "sparse": False,
     "host_id": "",
 }
 
@@ -152,6 +154,7 @@ def test_wrong_values() -> None:
         ("HORON_BUFFER_BYTES", "100"),
         ("HORON_CLAIMING", "maybe"),
         ("HORON_MOVE_THREADS", "no"),
+        ("HORON_SPARSE", "yes"),
     ],
 )
 def test_wrong_values_in_the_environment(variable: str, value: str) -> None:
@@ -160,7 +163,8 @@ def test_wrong_values_in_the_environment(variable: str, value: str) -> None:
 
 
 def _wrong_variable(rank: int, size: int, variable: str, value: str) -> None:
-    what = variable if variable == "HORON_MOVE_THREADS" or value == "64k" else variable[len("HORON_") :].lower()
+    in_full = variable in ("HORON_MOVE_THREADS", "HORON_SPARSE") or value == "64k"
+    what = variable if in_full else variable[len("HORON_") :].lower()
 
     def init() -> None:
         dist.init_process_group("horon", store=dist.HashStore(), rank=0, world_size=1)

@@ -1,4 +1,4 @@
-"""all_reduce of sparse COO tensors, and DDP with sparse gradients on top of it."""
+"""all_reduce of sparse COO tensors, where HORON_SPARSE is on, and DDP with sparse gradients on top of it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import torch.distributed as dist
 from harness import Cases, expect_error, gloo_lacks, on_gloo, run_ranks
 from torch.nn.parallel import DistributedDataParallel
 
+ON = {"HORON_SPARSE": "on"}
 # Of a complex sparse tensor, torch.distributed passes a real copy to any backend.
 FLOATS = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 INTEGERS = [torch.int32, torch.int64, torch.uint8]
@@ -53,7 +54,7 @@ def _matrix(rank: int, world_size: int, dtypes: list[torch.dtype]) -> None:
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 def test_sum(world_size: int) -> None:
     dtypes = FLOATS[:2] if on_gloo() else FLOATS + INTEGERS
-    run_ranks(_matrix, world_size, dtypes, timeout=120)
+    run_ranks(_matrix, world_size, dtypes, timeout=120, env=ON)
 
 
 def _average(rank: int, world_size: int) -> None:
@@ -80,7 +81,7 @@ def _average(rank: int, world_size: int) -> None:
 
 def test_average_and_half_types() -> None:
     gloo_lacks("AVG of sparse tensors")
-    run_ranks(_average, 3)
+    run_ranks(_average, 3, env=ON)
 
 
 def _in_order(rank: int, world_size: int) -> None:
@@ -102,7 +103,7 @@ def _in_order(rank: int, world_size: int) -> None:
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_among_other_operations(world_size: int) -> None:
     gloo_lacks("two reductions of one tensor in flight")
-    run_ranks(_in_order, world_size)
+    run_ranks(_in_order, world_size, env=ON)
 
 
 def _disagree(rank: int, world_size: int) -> None:
@@ -130,7 +131,22 @@ def _disagree(rank: int, world_size: int) -> None:
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_ranks_that_disagree(world_size: int) -> None:
     gloo_lacks("hangs, or says so in other words")
-    run_ranks(_disagree, world_size)
+    run_ranks(_disagree, world_size, env=ON)
+
+
+def _off(rank: int, world_size: int) -> None:
+    for is_async in (False, True):
+        for op in (dist.ReduceOp.SUM, dist.ReduceOp.MAX):
+            with pytest.raises(RuntimeError, match=r"expected a dense tensor.*to_dense.*HORON_SPARSE=on"):
+                dist.all_reduce(torch.eye(3).to_sparse(), op=op, async_op=is_async)
+    tensor = torch.ones(3)
+    dist.all_reduce(tensor)
+    assert (tensor == world_size).all()
+
+
+def test_off_unless_asked_for() -> None:
+    gloo_lacks("always on")
+    run_ranks(_off, 2)
 
 
 class _Bag(torch.nn.Module):
@@ -170,4 +186,4 @@ def _train(rank: int, world_size: int, view: bool) -> list[float]:
 @pytest.mark.parametrize("view", [False, True])
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_ddp_with_sparse_gradients(world_size: int, view: bool) -> None:
-    run_ranks(_train, world_size, view, timeout=120)
+    run_ranks(_train, world_size, view, timeout=120, env=ON)
