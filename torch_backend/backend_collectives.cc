@@ -8,6 +8,14 @@ namespace horon::torch_backend {
 
 using c10d::OpType;
 
+namespace {
+
+bool takes_sparse(const horon::Options& options, const at::Tensor& tensor) {
+  return options.sparse && tensor.is_sparse() && tensor.is_cpu();
+}
+
+}  // namespace
+
 const at::Tensor& HoronBackend::single(const Tensors& tensors, OpKind kind) const {
   TORCH_CHECK_VALUE(tensors.size() == 1, "horon: ", name(kind), ": expected one tensor, got ",
                     tensors.size(), ".");
@@ -26,21 +34,17 @@ HoronBackend::WorkPtr HoronBackend::allreduce(Tensors& tensors,
   if (!opts.asyncOp && is_plain_cpu(tensor)) {
     return all_reduce_now(tensor, to_reduction(opts.reduceOp), resolve(opts.timeout));
   }
-  if (takes_sparse(tensor)) {
+  if (takes_sparse(options_->engine, tensor)) {
     return allreduce_sparse(tensors, opts);
   }
   return issue(builder_.all_reduce(OpKind::kAllReduce, tensors, to_reduction(opts.reduceOp)),
                {OpType::ALLREDUCE, "horon:all_reduce", resolve(opts.timeout), opts.asyncOp});
 }
 
-bool HoronBackend::takes_sparse(const at::Tensor& tensor) const {
-  return options_->engine.sparse && tensor.is_sparse() && tensor.is_cpu();
-}
-
 HoronBackend::WorkPtr HoronBackend::allreduce_sparse(Tensors& tensors,
                                                      const c10d::AllreduceOptions& opts) {
   const at::Tensor& tensor = single(tensors, OpKind::kAllReduceSparse);
-  if (!takes_sparse(tensor)) {
+  if (!takes_sparse(options_->engine, tensor)) {
     return allreduce(tensors, opts);  // whose check says what to do
   }
   return issue(

@@ -1,5 +1,6 @@
 #include "request_builder.h"
 
+#include "core/digest.h"
 #include "core/error.h"
 #include "core/span_index.h"
 
@@ -100,13 +101,9 @@ PerRank<std::uint64_t> split_counts(Request& request, const at::Tensor& tensor,
   return counts;
 }
 
-// Folds one tensor's type and size into the digest of a coalesced call (FNV-1a).
+// Folds one tensor's type and size into the digest of a coalesced call.
 std::uint64_t digest(std::uint64_t seed, const at::Tensor& tensor) {
-  for (const std::uint64_t value :
-       {static_cast<std::uint64_t>(tensor.scalar_type()), count_of(tensor)}) {
-    seed = (seed ^ value) * 1099511628211ULL;
-  }
-  return seed;
+  return fold_in(fold_in(seed, static_cast<std::uint64_t>(tensor.scalar_type())), count_of(tensor));
 }
 
 }  // namespace

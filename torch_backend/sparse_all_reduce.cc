@@ -8,6 +8,7 @@
 #include <numeric>
 
 #include "copy_into.h"
+#include "core/digest.h"
 #include "core/error.h"
 #include "reduce/reduce.h"
 
@@ -35,24 +36,24 @@ Summary summary_of(const at::Tensor& tensor, ReduceOp op) {
   summary.op = static_cast<std::int64_t>(op);
   summary.sparse_dim = tensor.sparse_dim();
   summary.dim = tensor.dim();
-  std::uint64_t digest = 14695981039346656037ULL;  // FNV-1a
+  std::uint64_t digest = kEmptyDigest;
   for (std::int64_t d = 0; d < summary.dim; ++d) {
     if (d < static_cast<std::int64_t>(Summary::kSizes)) {
       summary.sizes[static_cast<std::size_t>(d)] = tensor.size(d);
     }
-    digest = (digest ^ static_cast<std::uint64_t>(tensor.size(d))) * 1099511628211ULL;
+    digest = fold_in(digest, static_cast<std::uint64_t>(tensor.size(d)));
   }
   summary.digest = static_cast<std::int64_t>(digest);
   return summary;
 }
 
-// "float32 tensor of sizes [10, 3], 1 of them sparse, SUM".
+// "Float of sizes [10, 3], 1 of them sparse, SUM".
 std::string describe(const Summary& summary) {
   const auto shown = std::min<std::size_t>(static_cast<std::size_t>(summary.dim), Summary::kSizes);
   return concat(c10::toString(static_cast<c10::ScalarType>(summary.dtype)), " of sizes ",
-                at::IntArrayRef(summary.sizes.data(), shown), shown < Summary::kSizes ? "" : "...",
-                ", ", summary.sparse_dim, " of them sparse, ",
-                name(static_cast<ReduceOp>(summary.op)));
+                at::IntArrayRef(summary.sizes.data(), shown),
+                static_cast<std::size_t>(summary.dim) > shown ? "..., " : ", ", summary.sparse_dim,
+                " of them sparse, ", name(static_cast<ReduceOp>(summary.op)));
 }
 
 void check_agreement(const std::vector<Summary>& summaries) {

@@ -112,11 +112,13 @@ def _disagree(rank: int, world_size: int) -> None:
         "dtype": [torch.zeros(3, 2, dtype=[torch.float32, torch.float64][rank % 2]).to_sparse(1)],
         "sparse dimensions": [torch.zeros(3, 2).to_sparse(1 + rank % 2)],
         "number of dimensions": [torch.zeros([3] * (1 + rank)).to_sparse(1)],
+        "the eighth of eight sizes": [torch.zeros([1] * 7 + [1 + rank]).to_sparse(1)],
         "sizes beyond the eighth dimension": [torch.zeros([1] * 8 + [1 + rank]).to_sparse(1)],
     }
     for (tensor,) in cases.values():
         text = expect_error(lambda tensor=tensor: dist.all_reduce(tensor))
         assert "rank 0 called it with" in text and "Nothing was changed" in text, text
+        assert ("..." in text) == (tensor.dim() > 8), text
     tensor = torch.zeros(3).to_sparse() if rank == 0 else torch.zeros(3)
     text = expect_error(lambda: dist.all_reduce(tensor))
     assert "all_reduce_of_sparse_tensor" in text and "all_reduce(float32, 3 elements, SUM)" in text, text
