@@ -11,10 +11,6 @@
 namespace horon::torch_backend {
 namespace {
 
-bool is_plain(const at::Tensor& tensor) {
-  return tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg();
-}
-
 // True unless every element provably has memory of its own: with the dimensions ordered by stride,
 // each stride must step over all of the smaller ones. (ATen answers only the easy cases.)
 bool may_overlap(const at::Tensor& tensor) {
@@ -51,10 +47,7 @@ void note_device(Collective& collective, const at::Tensor& tensor) {
   collective.device = device;
 }
 
-Span writable_memory_of(const at::Tensor& tensor) {
-  return {static_cast<std::byte*>(tensor.numel() == 0 ? nullptr : tensor.data_ptr()),
-          tensor.nbytes()};
-}
+Span writable_memory_of(const at::Tensor& tensor) { return {data_of(tensor), tensor.nbytes()}; }
 
 }  // namespace
 

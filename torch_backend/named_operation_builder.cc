@@ -19,14 +19,6 @@
 namespace horon::torch_backend {
 namespace {
 
-std::byte* data_of(const at::Tensor& tensor) {
-  return static_cast<std::byte*>(tensor.numel() == 0 ? nullptr : tensor.data_ptr());
-}
-
-bool is_plain(const at::Tensor& tensor) {
-  return tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg();
-}
-
 void check_names(NamedKind kind, std::size_t tensors, const std::vector<std::string>& names) {
   TORCH_CHECK_VALUE(tensors > 0, "horon: ", name(kind), ": expected at least one tensor.");
   TORCH_CHECK_VALUE(names.size() == tensors, "horon: ", name(kind), ": ", tensors, " tensors but ",

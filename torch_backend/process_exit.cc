@@ -21,7 +21,7 @@ struct ExitState {
 };
 
 // Never destroyed: threads may stay in it until the process is gone.
-ExitState& state() {
+ExitState& exit_state() {
   static auto* state = new ExitState();
   return *state;
 }
@@ -31,16 +31,17 @@ ExitState& state() {
 void mark_process_exiting() {
   // A thread that has not seen it goes back to an interpreter that is still whole: exit goes on to
   // wait for others for longer than that takes.
-  state().is_exiting.store(true, std::memory_order_seq_cst);
+  exit_state().is_exiting.store(true, std::memory_order_seq_cst);
 }
 
 void await_calls_out() {
-  std::unique_lock lock(state().mutex);
-  state().call_ended.wait_for(lock, kPatience, [] { return state().calls_out == 0; });
+  std::unique_lock lock(exit_state().mutex);
+  exit_state().call_ended.wait_for(lock, kPatience, [] { return exit_state().calls_out == 0; });
 }
 
 void stay_if_process_exits() {
-  if (!state().is_exiting.load(std::memory_order_relaxed) || ::syscall(SYS_gettid) == ::getpid()) {
+  if (!exit_state().is_exiting.load(std::memory_order_relaxed) ||
+      ::syscall(SYS_gettid) == ::getpid()) {
     return;
   }
   while (true) {
@@ -49,14 +50,14 @@ void stay_if_process_exits() {
 }
 
 CallOut::CallOut() {
-  const std::lock_guard lock(state().mutex);
-  ++state().calls_out;
+  const std::lock_guard lock(exit_state().mutex);
+  ++exit_state().calls_out;
 }
 
 CallOut::~CallOut() {
-  const std::lock_guard lock(state().mutex);
-  --state().calls_out;
-  state().call_ended.notify_all();
+  const std::lock_guard lock(exit_state().mutex);
+  --exit_state().calls_out;
+  exit_state().call_ended.notify_all();
 }
 
 }  // namespace horon::torch_backend

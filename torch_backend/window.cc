@@ -52,7 +52,7 @@ WindowTensor describe(const at::Tensor& tensor, bool is_usable) {
     described.count = static_cast<std::uint64_t>(tensor.numel());
     described.element_bytes = tensor.element_size();
     described.sizes = tensor.sizes().vec();
-    described.data = static_cast<std::byte*>(tensor.numel() == 0 ? nullptr : tensor.data_ptr());
+    described.data = data_of(tensor);
   }
   return described;
 }

@@ -6,13 +6,13 @@
 #include <algorithm>
 #include <cstring>
 #include <optional>
-#include <random>
 #include <sstream>
 #include <string_view>
 #include <thread>
 
 #include "core/error.h"
 #include "core/log.h"
+#include "core/random_nonce.h"
 #include "cross/tcp_socket.h"
 
 namespace horon {
@@ -219,11 +219,6 @@ RemotePeer reach_coordinator(const Place& place, int rank, const WaitContext& co
   throw TimeoutError(concat("Timed out waiting ", context.deadline.timeout().count(),
                             "ms for a connection to rank 0 (", place.describe(),
                             "): ", last_problem, ". HORON_IFACE on rank 0 chooses the interface."));
-}
-
-std::uint64_t random_nonce() {
-  std::random_device random;
-  return (std::uint64_t{random()} << 32) | random();
 }
 
 }  // namespace

@@ -19,7 +19,7 @@ namespace {
 constexpr std::uint32_t kMaxFrameBytes = std::uint32_t{1} << 30;
 constexpr std::uint32_t kMaxPoisonBytes = 64 * 1024;
 // How long a rank that leaves waits for its last words to go out.
-constexpr std::chrono::seconds kGoodbyePatience{2};
+constexpr std::chrono::seconds kFlushPatience{2};
 
 }  // namespace
 
@@ -175,7 +175,7 @@ void TcpControlChannel::poison(const std::string& reason) {
 }
 
 void TcpControlChannel::depart() {
-  const WaitContext context{Deadline::after(kGoodbyePatience), nullptr};
+  const WaitContext context{Deadline::after(kFlushPatience), nullptr};
   for (const auto& connection : connections_) {
     std::unique_lock lock(mutex_);
     has_left_ = true;

@@ -3,14 +3,12 @@
 #include <algorithm>
 #include <utility>
 
+#include "core/round_up.h"
+
 namespace horon {
 namespace {
 
 constexpr double kTimesThroughMemory = 4;  // see Note [What fusion costs]
-
-std::uint64_t align(std::uint64_t bytes) {
-  return (bytes + kFusionAlignment - 1) / kFusionAlignment * kFusionAlignment;
-}
 
 bool pays(const FusionBatch& batch, const FusionCost& cost) {
   const double saved = static_cast<double>(batch.tensors.size() - 1) * cost.seconds_per_call;
@@ -45,12 +43,12 @@ FusionDecision decide_fusion(const std::vector<FusionTensor>& tensors, const Fus
       of_kind = open.insert(open.end(), filled.size());
       filled.emplace_back().kind = tensor.kind;
     }
-    if (align(filled[*of_kind].bytes) + tensor.bytes > cost.buffer_bytes) {
+    if (round_up(filled[*of_kind].bytes, kFusionAlignment) + tensor.bytes > cost.buffer_bytes) {
       *of_kind = filled.size();
       filled.emplace_back().kind = tensor.kind;
     }
     FusionBatch& batch = filled[*of_kind];
-    const std::uint64_t offset = align(batch.bytes);
+    const std::uint64_t offset = round_up(batch.bytes, kFusionAlignment);
     batch.tensors.push_back(i);
     batch.offsets.push_back(offset);
     batch.bytes = offset + tensor.bytes;

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "core/error.h"
+#include "core/round_up.h"
 #include "named/adasum.h"
 #include "reduce/reduce.h"
 
@@ -15,9 +16,8 @@ constexpr std::size_t kAlignment = 64;
 // What a buffer is grown to at least.
 constexpr std::size_t kFirstBufferBytes = std::size_t{256} << 10;
 
-std::size_t round_up(std::size_t bytes) {
-  return (bytes + kAlignment - 1) / kAlignment * kAlignment;
-}
+// The room of so many bytes in the buffer.
+std::size_t room_of(std::size_t bytes) { return round_up(bytes, kAlignment); }
 
 ReduceOp transport_op(NamedOp op) {
   switch (op) {
@@ -270,8 +270,8 @@ void BatchExecutor::all_gather(const std::vector<BatchTensor>& batch, const Wait
   }
   // One tensor goes straight from and to its place; several through the buffer.
   const bool is_direct = batch.size() == 1 && batch[0].operation != nullptr;
-  std::byte* const packed = is_direct ? nullptr : buffer(round_up(request.count) + received);
-  std::byte* received_at = is_direct ? outputs[0].data : packed + round_up(request.count);
+  std::byte* const packed = is_direct ? nullptr : buffer(room_of(request.count) + received);
+  std::byte* received_at = is_direct ? outputs[0].data : packed + room_of(request.count);
   if (!is_direct) {
     std::byte* at = packed;
     for (const BatchTensor& tensor : batch) {
@@ -292,7 +292,7 @@ void BatchExecutor::all_gather(const std::vector<BatchTensor>& batch, const Wait
   if (is_direct) {
     return;
   }
-  const std::byte* from = packed + round_up(request.count);
+  const std::byte* from = packed + room_of(request.count);
   for (std::size_t rank = 0; rank < n; ++rank) {
     for (std::size_t i = 0; i < batch.size(); ++i) {
       const std::size_t bytes =
@@ -398,11 +398,11 @@ void BatchExecutor::reduce_scatter(const BatchTensor& tensor, const WaitContext&
   const double factor = factor_before(*tensor.request);
   const bool scales_first = own != nullptr && factor != 1.0;
   if (own == nullptr || scales_first) {
-    std::byte* const scratch = buffer(round_up(spec.bytes()) + own_bytes);
+    std::byte* const scratch = buffer(room_of(spec.bytes()) + own_bytes);
     own == nullptr ? static_cast<void>(std::memset(scratch, 0, spec.bytes()))
                    : copy_scaled(scratch, input, spec.elements(), spec, factor);
     input = scratch;
-    output = own != nullptr ? output : scratch + round_up(spec.bytes());
+    output = own != nullptr ? output : scratch + room_of(spec.bytes());
   }
   for (std::size_t rank = 0; rank < n; ++rank) {
     const std::uint64_t count =
@@ -424,8 +424,8 @@ void BatchExecutor::adasum(const BatchTensor& tensor, const WaitContext& context
   if (count == 0) {
     return;
   }
-  std::byte* const all = buffer((n + 1) * round_up(spec.bytes()));
-  std::byte* const contribution = all + n * round_up(spec.bytes());
+  std::byte* const all = buffer((n + 1) * room_of(spec.bytes()));
+  std::byte* const contribution = all + n * room_of(spec.bytes());
   const NamedOperation::Tensor* own = tensor.own();
   if (own != nullptr) {
     copy_scaled(contribution, own->input.data, count, spec, tensor.request->prescale);
@@ -443,7 +443,7 @@ void BatchExecutor::adasum(const BatchTensor& tensor, const WaitContext& context
   request.recv_counts.resize(n, count);
   std::vector<std::byte*> parts;
   for (std::size_t rank = 0; rank < n; ++rank) {
-    parts.push_back(all + rank * round_up(spec.bytes()));
+    parts.push_back(all + rank * room_of(spec.bytes()));
     request.outputs.push_back({parts.back(), spec.bytes()});
   }
   lane_->transport().run(request, context);

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/error.h"
+#include "nccl/scaling.h"
 
 namespace horon {
 namespace {
@@ -16,13 +17,6 @@ bool is_scalable(DType dtype) {
   return dtype == DType::kFloat16 || dtype == DType::kBFloat16 || dtype == DType::kFloat32 ||
          dtype == DType::kFloat64;
 }
-
-// The reduction as NCCL does it, and what is multiplied before and after.
-struct Scaling {
-  ReduceOp op = ReduceOp::kSum;
-  double before = 1.0;
-  double after = 1.0;
-};
 
 Scaling scaling_of(const Request& request, int n_ranks) {
   if (is_scalable(request.dtype)) {

@@ -3,19 +3,11 @@
 #include <algorithm>
 
 #include "core/error.h"
+#include "nccl/scaling.h"
+#include "nccl/scratch_room.h"
 
 namespace horon {
 namespace {
-
-constexpr std::size_t kScratchAlignment = 256;
-
-std::size_t align(std::size_t bytes) {
-  return (bytes + kScratchAlignment - 1) / kScratchAlignment * kScratchAlignment;
-}
-
-std::uint64_t address_of(const std::byte* memory) {
-  return reinterpret_cast<std::uint64_t>(memory);
-}
 
 bool is_half(DType dtype) { return dtype == DType::kFloat16 || dtype == DType::kBFloat16; }
 
@@ -26,13 +18,6 @@ bool is_floating(DType dtype) {
 }
 
 constexpr bool is_power_of_two(int n) { return (n & (n - 1)) == 0; }
-
-// A reduction as NCCL does it, and what elements are multiplied by before and after.
-struct Scaling {
-  ReduceOp op = ReduceOp::kSum;
-  double before = 1.0;
-  double after = 1.0;
-};
 
 // Depends on nothing but what the ranks have in common. NCCL's average needs no pass of its own,
 // but rounds 1/n to the elements' type, which matters for the half types unless n is 2, 4, 8, ...
@@ -63,9 +48,9 @@ Scaling scaling_of(const NamedRequest& request, DType dtype, int n_ranks) {
   return scaling;
 }
 
-class Planner {
+class BatchPlanner {
  public:
-  Planner(const DeviceBatch& batch, const NamedBatchPlace& place, ScratchMaker make_scratch)
+  BatchPlanner(const DeviceBatch& batch, const NamedBatchPlace& place, ScratchMaker make_scratch)
       : batch_(batch),
         place_(place),
         make_scratch_(make_scratch),
@@ -287,8 +272,8 @@ class Planner {
     }
     const bool is_direct = batch_.tensors.size() == 1 && first().operation;
     std::byte* const scratch =
-        is_direct ? nullptr : make_scratch_(align(collective.count) + received);
-    std::byte* const all = is_direct ? outputs[0].data : scratch + align(collective.count);
+        is_direct ? nullptr : make_scratch_(scratch_room(collective.count) + received);
+    std::byte* const all = is_direct ? outputs[0].data : scratch + scratch_room(collective.count);
     std::byte* target = all;
     for (std::size_t rank = 0; rank < n_; ++rank) {
       collective.outputs.push_back({target, collective.recv_counts[rank]});
@@ -454,7 +439,7 @@ bool is_reduced_on_device(DType dtype, NamedOp op, double prescale, double posts
 
 NamedBatchPlan plan_named_batch(const DeviceBatch& batch, const NamedBatchPlace& place,
                                 ScratchMaker make_scratch) {
-  return Planner(batch, place, make_scratch).run();
+  return BatchPlanner(batch, place, make_scratch).run();
 }
 
 }  // namespace horon

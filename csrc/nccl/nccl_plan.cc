@@ -3,18 +3,13 @@
 #include <algorithm>
 
 #include "core/error.h"
+#include "nccl/scratch_room.h"
 
 namespace horon {
 namespace {
 
 // An all-reduce of one element is a barrier.
 constexpr std::size_t kBarrierBytes = 4;
-// So that each request's scratch memory is aligned for any access.
-constexpr std::size_t kScratchAlignment = 256;
-
-std::size_t align(std::size_t bytes) {
-  return (bytes + kScratchAlignment - 1) / kScratchAlignment * kScratchAlignment;
-}
 
 bool is_gather_to_all(OpKind kind) {
   return kind == OpKind::kAllGather || kind == OpKind::kAllGatherSingle ||
@@ -61,14 +56,10 @@ std::size_t scratch_bytes(const Request& request, int n_ranks) {
   return 0;
 }
 
-std::uint64_t address_of(const std::byte* memory) {
-  return reinterpret_cast<std::uint64_t>(memory);
-}
-
 // Plans one request, with its own part of the scratch memory.
-class Planner {
+class RequestPlanner {
  public:
-  Planner(NcclPlan& plan, const Request& request, const NcclPlace& place, std::byte* scratch)
+  RequestPlanner(NcclPlan& plan, const Request& request, const NcclPlace& place, std::byte* scratch)
       : plan_(plan), request_(request), place_(place), scratch_(scratch) {}
 
   void run() {
@@ -259,7 +250,7 @@ const char* name(NcclFunction function) {
 std::size_t scratch_bytes(const std::vector<Request>& requests, int n_ranks) {
   std::size_t bytes = 0;
   for (const Request& request : requests) {
-    bytes += align(scratch_bytes(request, n_ranks));
+    bytes += scratch_room(scratch_bytes(request, n_ranks));
   }
   return bytes;
 }
@@ -271,9 +262,10 @@ NcclPlan plan_nccl(const std::vector<Request>& requests, const NcclPlace& place)
   NcclPlan plan;
   std::size_t offset = 0;
   for (const Request& request : requests) {
-    Planner(plan, request, place, place.scratch == nullptr ? nullptr : place.scratch + offset)
+    RequestPlanner(plan, request, place,
+                   place.scratch == nullptr ? nullptr : place.scratch + offset)
         .run();
-    offset += align(scratch_bytes(request, place.n_ranks));
+    offset += scratch_room(scratch_bytes(request, place.n_ranks));
   }
   return plan;
 }

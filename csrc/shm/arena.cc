@@ -5,24 +5,19 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <random>
 
 #include "core/error.h"
 #include "core/fork_guard.h"
 #include "core/log.h"
+#include "core/random_nonce.h"
+#include "core/round_up.h"
 #include "shm/memory_limit.h"
 
 namespace horon {
 namespace {
 
-std::uint64_t random_word() {
-  std::random_device random;
-  return (std::uint64_t{random()} << 32) | random();
-}
-
 std::size_t whole_chunks(std::size_t bytes) {
-  return std::max<std::size_t>(1, (bytes + Arena::kChunkBytes - 1) / Arena::kChunkBytes) *
-         Arena::kChunkBytes;
+  return std::max(Arena::kChunkBytes, round_up(bytes, Arena::kChunkBytes));
 }
 
 std::uint64_t first_whole_chunk(const ByteRange& range) {
@@ -46,7 +41,7 @@ int allocate_pages(int file, int mode, std::uint64_t offset, std::uint64_t bytes
 }  // namespace
 
 Arena::Arena(std::size_t budget_bytes)
-    : id_{random_word(), random_word()},
+    : id_{random_nonce(), random_nonce()},
       fork_generation_(fork_generation()),
       file_(create_shared_file(whole_chunks(budget_bytes), 0)),
       mapping_(file_.get(), whole_chunks(budget_bytes), Mapping::Pages::kLater),

@@ -1,6 +1,7 @@
 #include "shm/claims.h"
 
 #include "core/error.h"
+#include "core/round_up.h"
 
 namespace horon {
 namespace {
@@ -14,7 +15,7 @@ std::uint64_t Claims::slice_elements(std::uint64_t count, std::size_t element_by
   const std::uint64_t line = kCacheLineBytes / element_bytes;
   const std::uint64_t least = (count + kMostSlices - 1) / kMostSlices;
   const std::uint64_t wanted = std::max<std::uint64_t>(kSliceBytes / element_bytes, least);
-  return (wanted + line - 1) / line * line;
+  return round_up(wanted, line);
 }
 
 void Claims::begin_round(std::uint32_t n_slices) {

@@ -17,6 +17,7 @@
 #include <algorithm>
 #include <cstddef>
 
+#include "core/round_up.h"
 #include "shm/segment.h"
 
 namespace horon {
@@ -40,7 +41,7 @@ class DataRing {
   // Takes that place.
   std::size_t take(std::size_t bytes) {
     const std::size_t begin = next(bytes);
-    at_ = begin + (bytes + kCacheLineBytes - 1) / kCacheLineBytes * kCacheLineBytes;
+    at_ = begin + round_up(bytes, kCacheLineBytes);
     return begin;
   }
 

@@ -3,13 +3,12 @@
 #include <algorithm>
 
 #include "core/published_stream.h"
+#include "core/round_up.h"
 
 namespace horon {
 namespace {
 
-std::size_t round_up_to_line(std::size_t bytes) {
-  return (bytes + kCacheLineBytes - 1) / kCacheLineBytes * kCacheLineBytes;
-}
+std::size_t round_up_to_line(std::size_t bytes) { return round_up(bytes, kCacheLineBytes); }
 
 }  // namespace
 

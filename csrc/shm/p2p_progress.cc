@@ -5,11 +5,11 @@
 #include "core/futex.h"
 #include "core/thread_name.h"
 #include "shm/p2p_engine.h"
+#include "shm/word_wait.h"
 
 namespace horon {
 namespace {
 
-constexpr std::chrono::milliseconds kLookAround{50};
 // How long the background thread stays awake after the last operation.
 constexpr std::chrono::milliseconds kLinger{200};
 // How long it leaves a new operation to its caller, who most likely comes to wait for it.

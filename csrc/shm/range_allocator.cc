@@ -1,13 +1,8 @@
 #include "shm/range_allocator.h"
 
+#include "core/round_up.h"
+
 namespace horon {
-namespace {
-
-std::uint64_t round_up(std::uint64_t value, std::uint64_t unit) {
-  return (value + unit - 1) / unit * unit;
-}
-
-}  // namespace
 
 RangeAllocator::RangeAllocator(std::uint64_t capacity) : capacity_(capacity) {
   if (capacity > 0) {

@@ -4,13 +4,13 @@
 
 #include <cstdio>
 #include <fstream>
-#include <random>
 #include <sstream>
 
 #include "core/cpu_budget.h"
 #include "core/error.h"
 #include "core/header.h"
 #include "core/log.h"
+#include "core/random_nonce.h"
 #include "shm/unix_socket.h"
 
 namespace horon {
@@ -55,11 +55,6 @@ std::string host_identity(const Options& options) {
   std::string boot_id;
   std::ifstream("/proc/sys/kernel/random/boot_id") >> boot_id;
   return concat(boot_id, '/', ::getuid(), '/', options.host_id);
-}
-
-std::uint64_t random_nonce() {
-  std::random_device random;
-  return (std::uint64_t{random()} << 32) | random();
 }
 
 class Rendezvous {

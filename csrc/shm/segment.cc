@@ -5,13 +5,10 @@
 
 #include "core/futex.h"
 #include "core/header.h"
+#include "core/round_up.h"
 
 namespace horon {
 namespace {
-
-std::size_t round_up(std::size_t bytes, std::size_t unit) {
-  return (bytes + unit - 1) / unit * unit;
-}
 
 constexpr std::size_t kPageBytes = 4096;
 

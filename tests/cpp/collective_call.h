@@ -120,6 +120,15 @@ struct Plan {
   }
 };
 
+// The sum of so many floats, of each rank.
+inline Plan all_reduce_plan(int n_ranks, std::uint64_t count) {
+  Plan plan;
+  plan.kind = OpKind::kAllReduce;
+  plan.n_ranks = n_ranks;
+  plan.count = count;
+  return plan;
+}
+
 // One rank's tensors and request. Not movable: the request points into it.
 class RankCall {
  public:

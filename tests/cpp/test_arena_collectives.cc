@@ -114,7 +114,7 @@ struct Shared {
 };
 
 template <Chooser uses_arena>
-Transports make(int n_ranks) {
+Transports make_with_arena(int n_ranks) {
   auto shared = std::make_shared<Shared>();
   shared->access = make_arenas(n_ranks);
   shared->group = std::make_unique<LocalGroup>(n_ranks, small_options(), shared->access);
@@ -126,14 +126,6 @@ Transports make(int n_ranks) {
   }
   transports.shared = std::move(shared);
   return transports;
-}
-
-Plan all_reduce_plan(int n_ranks, std::uint64_t count) {
-  Plan plan;
-  plan.kind = OpKind::kAllReduce;
-  plan.n_ranks = n_ranks;
-  plan.count = count;
-  return plan;
 }
 
 // One rank's in-place all_reduce of ones in its arena.
@@ -156,23 +148,23 @@ struct Ones {
 
 // The thread sanitizer sees two addresses for the same memory, and so no order between them: these
 // tests are about results.
-TEST_CASE("arena: all kinds, dtypes and sizes") { test_all_kinds(make<always>); }
-TEST_CASE("arena: all dtypes and ops") { test_all_ops(make<always>); }
+TEST_CASE("arena: all kinds, dtypes and sizes") { test_all_kinds(make_with_arena<always>); }
+TEST_CASE("arena: all dtypes and ops") { test_all_ops(make_with_arena<always>); }
 TEST_CASE("arena: a mismatch fails one call and the next works") {
-  test_mixed_with_mismatches(make<always>);
+  test_mixed_with_mismatches(make_with_arena<always>);
 }
-TEST_CASE("arena: only some ranks use it") { test_all_kinds(make<sometimes>); }
+TEST_CASE("arena: only some ranks use it") { test_all_kinds(make_with_arena<sometimes>); }
 TEST_CASE("arena: only some ranks use it, with mismatches") {
-  test_mixed_with_mismatches(make<sometimes>);
+  test_mixed_with_mismatches(make_with_arena<sometimes>);
 }
-TEST_CASE("arena: factors of each rank") { test_premul_factors(make<always>); }
-TEST_CASE("arena: abort") { test_abort(make<always>); }
-TEST_CASE("arena: timeout") { test_timeout(make<always>); }
-TEST_CASE("arena: interrupt") { test_interrupt(make<always>); }
+TEST_CASE("arena: factors of each rank") { test_premul_factors(make_with_arena<always>); }
+TEST_CASE("arena: abort") { test_abort(make_with_arena<always>); }
+TEST_CASE("arena: timeout") { test_timeout(make_with_arena<always>); }
+TEST_CASE("arena: interrupt") { test_interrupt(make_with_arena<always>); }
 
 TEST_CASE("arena: sizes around every block and slice") {
   for (const int n : {2, 3}) {
-    const Transports transports = make<always>(n);
+    const Transports transports = make_with_arena<always>(n);
     require_no_errors(run_ranks(n, [&](int rank) {
       for (std::uint64_t count = 2040 * static_cast<std::uint64_t>(n);
            count < 2060 * static_cast<std::uint64_t>(n); ++count) {

@@ -135,7 +135,7 @@ class FakeByteTransport final : public ByteTransport {
   const std::size_t n_ranks_;
 };
 
-Transports make(int n_ranks) {
+Transports make_cross(int n_ranks) {
   Transports transports;
   const auto exchange = std::make_shared<Exchange>(n_ranks);
   for (int rank = 0; rank < n_ranks; ++rank) {
@@ -147,22 +147,22 @@ Transports make(int n_ranks) {
 
 }  // namespace
 
-TEST_CASE("cross: all kinds, dtypes and sizes") { test_all_kinds(make); }
-TEST_CASE("cross: all dtypes and ops") { test_all_ops(make); }
+TEST_CASE("cross: all kinds, dtypes and sizes") { test_all_kinds(make_cross); }
+TEST_CASE("cross: all dtypes and ops") { test_all_ops(make_cross); }
 TEST_CASE("cross: a mismatch fails one call and the next works") {
-  test_mixed_with_mismatches(make);
+  test_mixed_with_mismatches(make_cross);
 }
-TEST_CASE("cross: factors of each rank") { test_premul_factors(make); }
-TEST_CASE("cross: a refusal names the rank") { test_refusal_names_the_rank(make); }
-TEST_CASE("cross: abort") { test_abort(make); }
-TEST_CASE("cross: timeout") { test_timeout(make); }
-TEST_CASE("cross: interrupt") { test_interrupt(make); }
+TEST_CASE("cross: factors of each rank") { test_premul_factors(make_cross); }
+TEST_CASE("cross: a refusal names the rank") { test_refusal_names_the_rank(make_cross); }
+TEST_CASE("cross: abort") { test_abort(make_cross); }
+TEST_CASE("cross: timeout") { test_timeout(make_cross); }
+TEST_CASE("cross: interrupt") { test_interrupt(make_cross); }
 
 TEST_CASE("cross: more than a piece of 4 MiB per pair") {
   // Per rank and destination; the odd rest makes the last piece short.
   constexpr std::uint64_t kCount = (std::uint64_t{4} << 20) / 4 + 12345;
   for (const int n : {1, 2}) {
-    const Transports transports = make(n);
+    const Transports transports = make_cross(n);
     require_no_errors(run_ranks(n, [&](int rank) {
       for (const OpKind kind : {OpKind::kAllReduce, OpKind::kReduce, OpKind::kReduceScatterSingle,
                                 OpKind::kAllToAllSingle, OpKind::kBroadcast}) {

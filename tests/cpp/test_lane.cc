@@ -4,6 +4,7 @@
 #include <future>
 
 #include "catch.h"
+#include "close_lane.h"
 #include "rank_threads.h"
 #include "thread_activity.h"
 
@@ -53,10 +54,6 @@ class TestTask final : public Task {
 std::shared_ptr<TestTask> task(std::function<void()> operation,
                                std::function<void()> callback = nullptr) {
   return std::make_shared<TestTask>(std::move(operation), std::move(callback));
-}
-
-void close_now(Lane& lane) {
-  lane.close(patient(), [] {});
 }
 
 // A task that runs until it is let go.

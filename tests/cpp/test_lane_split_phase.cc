@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "catch.h"
+#include "close_lane.h"
 #include "core/lane.h"
 #include "rank_threads.h"
 
@@ -99,10 +100,6 @@ struct Sequence {
     return task;
   }
 };
-
-void close_now(Lane& lane) {
-  lane.close(patient(), [] {});
-}
 
 bool wait_for(Lane& lane, SplitTask& task) {
   return lane.help_until([&] { return task.is_done.load(); });

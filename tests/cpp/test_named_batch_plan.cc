@@ -7,9 +7,11 @@
 
 #include "catch.h"
 #include "core/error.h"
+#include "free_cost.h"
 #include "named/fusion.h"
 
 using namespace horon;
+using namespace horon::testing;
 
 namespace {
 
@@ -64,14 +66,6 @@ std::vector<BatchTensor> batch_of(const std::shared_ptr<Tensors>& operation, boo
     batch.push_back({operation->request, i, joined ? nullptr : operation});
   }
   return batch;
-}
-
-// Everything that may go through the buffer does.
-FusionCost free_cost() {
-  FusionCost cost;
-  cost.seconds_per_call = 1;
-  cost.seconds_per_launch = 0;
-  return cost;
 }
 
 struct Planned {

@@ -31,20 +31,20 @@ std::vector<Batch> plan(const std::vector<NamedRequest>& requests, const FusionO
   return plan_fusion(items, options);
 }
 
-using Plan = std::vector<Batch>;
+using Batches = std::vector<Batch>;
 
 }  // namespace
 
 TEST_CASE("named fusion: small tensors of one kind travel together, up to the threshold") {
   const FusionOptions options{100 * 4, 1000};
-  REQUIRE(plan({request(40), request(40), request(40)}, options) == Plan{{0, 1}, {2}});
+  REQUIRE(plan({request(40), request(40), request(40)}, options) == Batches{{0, 1}, {2}});
   REQUIRE(plan({}, options).empty());
-  REQUIRE(plan({request(0), request(1)}, options) == Plan{{0, 1}});
+  REQUIRE(plan({request(0), request(1)}, options) == Batches{{0, 1}});
 }
 
 TEST_CASE("named fusion: large tensors, and everything with threshold 0, travel alone") {
-  REQUIRE(plan({request(1), request(1000), request(1)}, {1 << 20, 400}) == Plan{{0, 2}, {1}});
-  REQUIRE(plan({request(1), request(1)}, {0, 400}) == Plan{{0}, {1}});
+  REQUIRE(plan({request(1), request(1000), request(1)}, {1 << 20, 400}) == Batches{{0, 2}, {1}});
+  REQUIRE(plan({request(1), request(1)}, {0, 400}) == Batches{{0}, {1}});
 }
 
 TEST_CASE("named fusion: nothing that differs is mixed") {
@@ -61,7 +61,7 @@ TEST_CASE("named fusion: nothing that differs is mixed") {
 
 TEST_CASE("named fusion: smaller priorities first, then the order of the log") {
   REQUIRE(plan({request(1, 2), request(1, 1), request(1, 2), request(1, 1)}, {4, 400}) ==
-          Plan{{1}, {3}, {0}, {2}});
+          Batches{{1}, {3}, {0}, {2}});
 }
 
 TEST_CASE("named fusion: a rank that sees fewer process sets gets the same batches of those") {

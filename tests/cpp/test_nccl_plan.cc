@@ -22,9 +22,9 @@ std::int32_t value(int rank, std::size_t destination, std::size_t i) {
 }
 
 // The memory of one rank's tensors, each of its own or one after another.
-class Tensors {
+class PlacedTensors {
  public:
-  Tensors(const Counts& counts, bool adjacent) {
+  PlacedTensors(const Counts& counts, bool adjacent) {
     std::size_t total = 0;
     for (const std::size_t count : counts) {
       offsets_.push_back(total);
@@ -124,8 +124,8 @@ TEST_CASE("NCCL plan: all_reduce and reduce, in place and not, coalesced") {
   for (int n_ranks = 1; n_ranks <= 4; ++n_ranks) {
     for (const std::size_t count : {0, 1, 5}) {
       const auto n = static_cast<std::size_t>(n_ranks);
-      std::vector<Tensors> sent(n, Tensors({count, count + 1, 2}, true));
-      std::vector<Tensors> received = sent;
+      std::vector<PlacedTensors> sent(n, PlacedTensors({count, count + 1, 2}, true));
+      std::vector<PlacedTensors> received = sent;
       std::vector<std::vector<Request>> by_rank;
       const int root = n_ranks - 1;
       for (int rank = 0; rank < n_ranks; ++rank) {
@@ -171,10 +171,11 @@ TEST_CASE("NCCL plan: broadcast from every root") {
   for (int n_ranks = 1; n_ranks <= 4; ++n_ranks) {
     for (int root = 0; root < n_ranks; ++root) {
       for (const std::size_t count : {0, 1, 9}) {
-        std::vector<Tensors> tensors(static_cast<std::size_t>(n_ranks), Tensors({count}, true));
+        std::vector<PlacedTensors> tensors(static_cast<std::size_t>(n_ranks),
+                                           PlacedTensors({count}, true));
         std::vector<Request> by_rank;
         for (int rank = 0; rank < n_ranks; ++rank) {
-          Tensors& own = tensors[static_cast<std::size_t>(rank)];
+          PlacedTensors& own = tensors[static_cast<std::size_t>(rank)];
           Request request = request_of(OpKind::kBroadcast, count, n_ranks);
           request.root = root;
           if (rank == root) {
@@ -190,7 +191,7 @@ TEST_CASE("NCCL plan: broadcast from every root") {
           by_rank.push_back(request);
         }
         run_one(by_rank);
-        for (Tensors& own : tensors) {
+        for (PlacedTensors& own : tensors) {
           REQUIRE(own.numbers(0) == tensors[static_cast<std::size_t>(root)].numbers(0));
         }
       }
@@ -203,8 +204,8 @@ TEST_CASE("NCCL plan: all_gather into one tensor or a list, even or not") {
     const auto n = static_cast<std::size_t>(n_ranks);
     for (const Counts& counts : count_cases(n_ranks)) {
       // Whether a rank's list happens to be one piece of memory differs between ranks.
-      std::vector<Tensors> inputs;
-      std::vector<Tensors> outputs;
+      std::vector<PlacedTensors> inputs;
+      std::vector<PlacedTensors> outputs;
       std::vector<Request> by_rank;
       for (int rank = 0; rank < n_ranks; ++rank) {
         const auto r = static_cast<std::size_t>(rank);
@@ -221,7 +222,7 @@ TEST_CASE("NCCL plan: all_gather into one tensor or a list, even or not") {
         by_rank.push_back(request);
       }
       run_one(by_rank);
-      for (Tensors& output : outputs) {
+      for (PlacedTensors& output : outputs) {
         for (std::size_t source = 0; source < n; ++source) {
           REQUIRE(output.numbers(source) == inputs[source].numbers(0));
         }
@@ -234,8 +235,8 @@ TEST_CASE("NCCL plan: reduce_scatter of one tensor or a list, even or not") {
   for (int n_ranks = 1; n_ranks <= 4; ++n_ranks) {
     const auto n = static_cast<std::size_t>(n_ranks);
     for (const Counts& counts : count_cases(n_ranks)) {
-      std::vector<Tensors> inputs;
-      std::vector<Tensors> outputs;
+      std::vector<PlacedTensors> inputs;
+      std::vector<PlacedTensors> outputs;
       std::vector<Request> by_rank;
       for (int rank = 0; rank < n_ranks; ++rank) {
         const auto r = static_cast<std::size_t>(rank);
@@ -279,8 +280,8 @@ TEST_CASE("NCCL plan: all_to_all with any splits, gather and scatter") {
             {OpKind::kScatter, [&](std::size_t s, std::size_t) { return s == n - 1 ? 5 : 0; }},
     };
     for (const auto& [kind, count] : cases) {
-      std::vector<Tensors> inputs;
-      std::vector<Tensors> outputs;
+      std::vector<PlacedTensors> inputs;
+      std::vector<PlacedTensors> outputs;
       std::vector<Request> by_rank;
       for (std::size_t r = 0; r < n; ++r) {
         Counts sends;
@@ -313,8 +314,8 @@ TEST_CASE("NCCL plan: all_to_all with any splits, gather and scatter") {
 
 TEST_CASE("NCCL plan: the calls do not depend on where tensors lie") {
   const auto calls = [](bool adjacent, const Counts& counts) {
-    Tensors input({counts[0]}, true);
-    Tensors outputs(counts, adjacent);
+    PlacedTensors input({counts[0]}, true);
+    PlacedTensors outputs(counts, adjacent);
     Request request = request_of(OpKind::kAllGather, counts[0], 2);
     request.inputs.assign(2, input.const_span(0));
     for (std::size_t i = 0; i < 2; ++i) {

@@ -14,8 +14,8 @@ using Calls = std::vector<std::string>;
 StreamHandle stream(std::uintptr_t number) { return reinterpret_cast<StreamHandle>(number); }
 
 // A transport over the fake, which also records the copies around NCCL's calls.
-struct Endpoint {
-  explicit Endpoint(int polls = 0)
+struct NcclEndpoint {
+  explicit NcclEndpoint(int polls = 0)
       : transport(
             nccl, connect(nccl, polls), [this](const std::vector<ByteCopy>& list, StreamHandle on) {
               copies.push_back(concat(list.size(), " copies after ", nccl.take_calls().size(),
@@ -42,30 +42,30 @@ NcclCall all_reduce_call(void* data, std::uint64_t count) {
   return call;
 }
 
-std::byte memory[64];
+std::byte nccl_memory[64];
 
 }  // namespace
 
 TEST_CASE("NCCL transport: one call goes without a group, on its stream, and is polled") {
-  Endpoint endpoint(4);
+  NcclEndpoint endpoint(4);
   const int polls_before = endpoint.nccl.polls();
-  endpoint.transport.issue({{}, {all_reduce_call(memory, 16)}, {}}, stream(7), "all_reduce #1",
+  endpoint.transport.issue({{}, {all_reduce_call(nccl_memory, 16)}, {}}, stream(7), "all_reduce #1",
                            patient());
   REQUIRE(endpoint.nccl.take_calls() ==
           Calls{"all_reduce count=16 dtype=7 op=0 in place stream=7"});
   REQUIRE(endpoint.nccl.polls() - polls_before == 5);
   REQUIRE(endpoint.copies.empty());
   // The second issue would be a violation if the first had returned while NCCL was in progress.
-  endpoint.transport.issue({{}, {all_reduce_call(memory, 16)}, {}}, stream(7), "all_reduce #2",
+  endpoint.transport.issue({{}, {all_reduce_call(nccl_memory, 16)}, {}}, stream(7), "all_reduce #2",
                            patient());
   REQUIRE(endpoint.nccl.violations().empty());
 }
 
 TEST_CASE("NCCL transport: several calls are one group, between the copies") {
-  Endpoint endpoint(2);
+  NcclEndpoint endpoint(2);
   NcclPlan plan;
   plan.before = {{1, 2, 3}};
-  plan.calls = {plan_send({memory, 8}, 1), plan_recv({memory + 8, 8}, 1)};
+  plan.calls = {plan_send({nccl_memory, 8}, 1), plan_recv({nccl_memory + 8, 8}, 1)};
   plan.after = {{1, 2, 3}, {4, 5, 6}};
   endpoint.transport.issue(plan, stream(3), "exchange", patient());
   REQUIRE(endpoint.copies ==
@@ -77,14 +77,14 @@ TEST_CASE("NCCL transport: several calls are one group, between the copies") {
 }
 
 TEST_CASE("NCCL transport: a plan without calls touches nothing") {
-  Endpoint endpoint;
+  NcclEndpoint endpoint;
   endpoint.transport.issue({}, stream(1), "all_reduce of nothing", patient());
   REQUIRE(endpoint.nccl.take_calls().empty());
 }
 
 TEST_CASE("NCCL transport: PREMUL_SUM makes an op for each factor, and destroys it afterwards") {
-  Endpoint endpoint(1);
-  NcclCall call = all_reduce_call(memory, 4);
+  NcclEndpoint endpoint(1);
+  NcclCall call = all_reduce_call(nccl_memory, 4);
   call.reduction.has_factor = true;
   call.reduction.factor = 0.5;
   NcclCall other = call;
@@ -100,9 +100,9 @@ TEST_CASE("NCCL transport: PREMUL_SUM makes an op for each factor, and destroys 
 }
 
 TEST_CASE("NCCL transport: a call that fails in a group ends the group, and names itself") {
-  Endpoint endpoint;
+  NcclEndpoint endpoint;
   endpoint.nccl.fail("all_reduce", NcclResult::kInvalidArgument);
-  const NcclPlan plan{{}, {all_reduce_call(memory, 1), all_reduce_call(memory, 2)}, {}};
+  const NcclPlan plan{{}, {all_reduce_call(nccl_memory, 1), all_reduce_call(nccl_memory, 2)}, {}};
   auto error =
       error_of([&] { endpoint.transport.issue(plan, stream(1), "all_reduce #5", patient()); });
   REQUIRE(threw<UsageError>(error));
@@ -119,11 +119,11 @@ TEST_CASE("NCCL transport: a call that fails in a group ends the group, and name
 }
 
 TEST_CASE("NCCL transport: an error that comes while NCCL is in progress is the operation's") {
-  Endpoint endpoint;
+  NcclEndpoint endpoint;
   endpoint.nccl.set_async_error(NcclResult::kSystemError);
   const auto error = error_of([&] {
-    endpoint.transport.issue({{}, {all_reduce_call(memory, 1)}, {}}, stream(1), "all_reduce #9",
-                             patient());
+    endpoint.transport.issue({{}, {all_reduce_call(nccl_memory, 1)}, {}}, stream(1),
+                             "all_reduce #9", patient());
   });
   REQUIRE(threw<GroupError>(error));
   REQUIRE(contains(text_of(error), "all_reduce #9"));
@@ -131,9 +131,9 @@ TEST_CASE("NCCL transport: an error that comes while NCCL is in progress is the 
 }
 
 TEST_CASE("NCCL transport: ranks that never come are a timeout, and abort ends it") {
-  Endpoint endpoint;
+  NcclEndpoint endpoint;
   endpoint.nccl.stay_in_progress(kForEver);
-  const NcclPlan plan{{}, {all_reduce_call(memory, 1)}, {}};
+  const NcclPlan plan{{}, {all_reduce_call(nccl_memory, 1)}, {}};
   const auto error = error_of(
       [&] { endpoint.transport.issue(plan, stream(1), "all_reduce #3 'layer1.weight'", soon()); });
   REQUIRE(threw<TimeoutError>(error));
@@ -146,10 +146,10 @@ TEST_CASE("NCCL transport: ranks that never come are a timeout, and abort ends i
 }
 
 TEST_CASE("NCCL transport: closing waits, then frees") {
-  Endpoint endpoint(3);
+  NcclEndpoint endpoint(3);
   endpoint.transport.close(patient());
   REQUIRE(endpoint.nccl.take_calls() == Calls{"comm_finalize", "comm_destroy"});
-  REQUIRE_THROWS_AS(endpoint.transport.issue({{}, {all_reduce_call(memory, 1)}, {}}, stream(1),
+  REQUIRE_THROWS_AS(endpoint.transport.issue({{}, {all_reduce_call(nccl_memory, 1)}, {}}, stream(1),
                                              "all_reduce", patient()),
                     GroupError);
 }

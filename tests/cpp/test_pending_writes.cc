@@ -9,10 +9,14 @@ using namespace horon;
 
 namespace {
 
-std::array<std::byte, 1000> memory;
+std::array<std::byte, 1000> written_memory;
 
-ConstSpan input_at(std::size_t begin, std::size_t bytes) { return {memory.data() + begin, bytes}; }
-Span output_at(std::size_t begin, std::size_t bytes) { return {memory.data() + begin, bytes}; }
+ConstSpan input_at(std::size_t begin, std::size_t bytes) {
+  return {written_memory.data() + begin, bytes};
+}
+Span output_at(std::size_t begin, std::size_t bytes) {
+  return {written_memory.data() + begin, bytes};
+}
 
 Request reads(std::initializer_list<ConstSpan> inputs) {
   Request request;

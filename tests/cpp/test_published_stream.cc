@@ -13,14 +13,14 @@ namespace {
 using Bytes = std::vector<std::byte>;
 
 // n ranks, each with random bytes for each destination.
-struct Exchange {
+struct StreamExchange {
   int n;
   std::vector<std::vector<Bytes>> data;  // [source][destination]
   std::vector<Request> requests;
   std::vector<std::vector<std::uint64_t>> slots;
   std::vector<HeaderView> views;
 
-  Exchange(int n_ranks, OpKind kind, std::size_t element, std::mt19937& random) : n(n_ranks) {
+  StreamExchange(int n_ranks, OpKind kind, std::size_t element, std::mt19937& random) : n(n_ranks) {
     const auto ranks = static_cast<std::size_t>(n);
     data.assign(ranks, std::vector<Bytes>(ranks));
     requests.resize(ranks);
@@ -74,7 +74,7 @@ TEST_CASE("every reader finds its bytes in the published stream") {
                               OpKind::kBroadcast, OpKind::kReduceScatter}) {
       for (int n = 1; n <= 5; ++n) {
         const std::size_t element = std::size_t{1} << (random() % 5);
-        const Exchange exchange(n, kind, element, random);
+        const StreamExchange exchange(n, kind, element, random);
         for (int source = 0; source < n; ++source) {
           const auto s = static_cast<std::size_t>(source);
           const Bytes stream = whole_stream(stream_pieces(exchange.requests[s], source, n));
@@ -102,7 +102,7 @@ TEST_CASE("every reader finds its bytes in the published stream") {
 
 TEST_CASE("a stream starts with the right neighbour's part") {
   std::mt19937 random(21);
-  const Exchange exchange(4, OpKind::kAllToAll, 4, random);
+  const StreamExchange exchange(4, OpKind::kAllToAll, 4, random);
   for (int source = 0; source < 4; ++source) {
     REQUIRE(range_for(exchange.views, source, (source + 1) % 4).offset == 0);
   }
@@ -123,9 +123,9 @@ TEST_CASE("reductions publish their one input, barriers nothing") {
 
 TEST_CASE("copy_from_stream copies any part of a stream") {
   std::mt19937 random(22);
-  const Bytes a = Exchange::random_bytes(5, random);
-  const Bytes b = Exchange::random_bytes(11, random);
-  const Bytes c = Exchange::random_bytes(1, random);
+  const Bytes a = StreamExchange::random_bytes(5, random);
+  const Bytes b = StreamExchange::random_bytes(11, random);
+  const Bytes c = StreamExchange::random_bytes(1, random);
   const PerRank<ConstSpan> pieces = {{a.data(), a.size()}, {nullptr, 0}, {b.data(), b.size()},
                                      {nullptr, 0},         {nullptr, 0}, {c.data(), c.size()}};
   const Bytes stream = whole_stream(pieces);

@@ -20,7 +20,7 @@ namespace {
 constexpr size_t kCounts[] = {0, 1, 3, 17, 1000, 4099};
 constexpr int kSourceCounts[] = {1, 2, 3, 5};
 constexpr double kFactors[] = {0.5, -1.25, 1.0 / 3, 2.0, 1e-3};
-constexpr char kGuard = 0x5a;
+constexpr char kGuardByte = 0x5a;
 
 std::vector<const KernelTable*> supported_kernels() {
   std::vector<const KernelTable*> all;
@@ -106,7 +106,7 @@ struct Case {
   // Checks the guard bytes.
   std::vector<char> run(const KernelTable& kernels, int in_place, size_t offset) const {
     const size_t bytes = count * element_bytes(dtype), stride = (bytes + 64 + 127) / 64 * 64;
-    std::vector<char> memory(stride * static_cast<size_t>(n + 1) + 64, kGuard);
+    std::vector<char> memory(stride * static_cast<size_t>(n + 1) + 64, kGuardByte);
     char* base =
         memory.data() + (64 - reinterpret_cast<uintptr_t>(memory.data()) % 64) % 64 + offset;
     std::vector<const void*> pointers;
@@ -119,7 +119,7 @@ struct Case {
     for (int r = 0; r <= n; ++r) {
       const char* end = base + stride * r + bytes;
       if (end + 32 <= memory.data() + memory.size())
-        REQUIRE(std::count(end, end + 32, kGuard) == 32);
+        REQUIRE(std::count(end, end + 32, kGuardByte) == 32);
       if (r < n && r != in_place)
         REQUIRE(std::equal(sources[r].begin(), sources[r].end(), base + stride * r));
     }

@@ -21,7 +21,7 @@ Transports make_with(const Options& options, int n_ranks) {
   return transports;
 }
 
-Transports make(int n_ranks) { return make_with(small_options(), n_ranks); }
+Transports make_shm(int n_ranks) { return make_with(small_options(), n_ranks); }
 
 Transports make_without_inline(int n_ranks) {
   Options options = small_options();
@@ -41,18 +41,10 @@ Transports make_not_claiming(int n_ranks) {
   return make_with(options, n_ranks);
 }
 
-Plan all_reduce_plan(int n_ranks, std::uint64_t count) {
-  Plan plan;
-  plan.kind = OpKind::kAllReduce;
-  plan.n_ranks = n_ranks;
-  plan.count = count;
-  return plan;
-}
-
 }  // namespace
 
-TEST_CASE("shm: all kinds, dtypes and sizes") { test_all_kinds(make); }
-TEST_CASE("shm: all dtypes and ops") { test_all_ops(make); }
+TEST_CASE("shm: all kinds, dtypes and sizes") { test_all_kinds(make_shm); }
+TEST_CASE("shm: all dtypes and ops") { test_all_ops(make_shm); }
 TEST_CASE("shm: all kinds, dtypes and sizes, claiming") { test_all_kinds(make_claiming); }
 TEST_CASE("shm: all dtypes and ops, claiming") { test_all_ops(make_claiming); }
 TEST_CASE("shm: all kinds, dtypes and sizes, not claiming") { test_all_kinds(make_not_claiming); }
@@ -61,17 +53,19 @@ TEST_CASE("shm: mixed with mismatches, claiming") { test_mixed_with_mismatches(m
 TEST_CASE("shm: mixed with mismatches, not claiming") {
   test_mixed_with_mismatches(make_not_claiming);
 }
-TEST_CASE("shm: a mismatch fails one call and the next works") { test_mixed_with_mismatches(make); }
+TEST_CASE("shm: a mismatch fails one call and the next works") {
+  test_mixed_with_mismatches(make_shm);
+}
 TEST_CASE("shm: the same without inline messages") {
   test_mixed_with_mismatches(make_without_inline);
 }
 TEST_CASE("shm: a tensor in pieces, claiming") { test_pieces(make_claiming); }
 TEST_CASE("shm: a tensor in pieces, not claiming") { test_pieces(make_not_claiming); }
-TEST_CASE("shm: factors of each rank") { test_premul_factors(make); }
-TEST_CASE("shm: a refusal names the rank") { test_refusal_names_the_rank(make); }
-TEST_CASE("shm: abort") { test_abort(make); }
-TEST_CASE("shm: timeout") { test_timeout(make); }
-TEST_CASE("shm: interrupt") { test_interrupt(make); }
+TEST_CASE("shm: factors of each rank") { test_premul_factors(make_shm); }
+TEST_CASE("shm: a refusal names the rank") { test_refusal_names_the_rank(make_shm); }
+TEST_CASE("shm: abort") { test_abort(make_shm); }
+TEST_CASE("shm: timeout") { test_timeout(make_shm); }
+TEST_CASE("shm: interrupt") { test_interrupt(make_shm); }
 
 TEST_CASE("shm: sizes around every boundary of an odd buffer") {
   Options options = small_options();
@@ -90,7 +84,7 @@ TEST_CASE("shm: sizes around every boundary of an odd buffer") {
 TEST_CASE("shm: a rank that leaves right after its last call fails nobody") {
   const int n_rounds = kHasThreadSanitizer ? 30 : 150;
   for (int round = 0; round < n_rounds; ++round) {
-    const Transports transports = make(3);
+    const Transports transports = make_shm(3);
     const Errors errors = run_ranks(3, [&](int rank) {
       Transport& transport = *transports.by_rank[static_cast<std::size_t>(rank)];
       run_and_check(transport, all_reduce_plan(3, 2000), rank);
@@ -104,7 +98,7 @@ TEST_CASE("shm: a rank that leaves right after its last call fails nobody") {
 }
 
 TEST_CASE("shm: a call without a rank that left is an error with operation and rank") {
-  const Transports transports = make(3);
+  const Transports transports = make_shm(3);
   transports.by_rank[1]->depart();
   const Errors errors = run_ranks(3, [&](int rank) {
     if (rank != 1) {
@@ -144,7 +138,7 @@ TEST_CASE("shm: a peer that dies in the middle of a stream of calls") {
 }
 
 TEST_CASE("shm: rank 0 of a monitored barrier tells who is missing, the others what it said") {
-  const Transports transports = make(4);
+  const Transports transports = make_shm(4);
   const Errors errors = run_ranks(4, [&](int rank) {
     if (rank == 2) {
       return;

@@ -10,9 +10,11 @@ using namespace horon;
 
 namespace {
 
-std::vector<std::byte> memory(64);
+std::vector<std::byte> indexed_memory(64);
 
-ConstSpan span(std::size_t begin, std::size_t bytes) { return {memory.data() + begin, bytes}; }
+ConstSpan span(std::size_t begin, std::size_t bytes) {
+  return {indexed_memory.data() + begin, bytes};
+}
 
 bool overlap(const ConstSpan& a, const ConstSpan& b) {
   return a.bytes > 0 && b.bytes > 0 && a.data < b.data + b.bytes && b.data < a.data + a.bytes;

@@ -17,7 +17,7 @@ using namespace horon::testing;
 
 namespace {
 
-constexpr std::size_t kArenaBytes = std::size_t{32} << 20;
+constexpr std::size_t kWindowArenaBytes = std::size_t{32} << 20;
 
 // n ranks with arenas, and what each of them needs to make windows.
 class WindowRanks {
@@ -74,7 +74,7 @@ class WindowRanks {
     std::vector<ArenaAccess> access(static_cast<std::size_t>(n_ranks));
     for (ArenaAccess& mine : access) {
       mine.own = kHasThreadSanitizer && access[0].own ? access[0].own
-                                                      : std::make_shared<Arena>(kArenaBytes);
+                                                      : std::make_shared<Arena>(kWindowArenaBytes);
       mine.mapped = std::make_shared<PeerArenas>();
       mine.lent = std::make_shared<LentMemory>();
     }

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <iterator>
 
+#include "append.h"
 #include "core/error.h"
 #include "core/log.h"
 #include "cuda/stream.h"
@@ -24,11 +25,6 @@ constexpr std::chrono::seconds kCloseTimeout{10};
 
 bool is_capturing_on(c10::DeviceIndex device) {
   return is_capturing(c10::cuda::getCurrentCUDAStream(device).stream());
-}
-
-template <class Vector>
-void append(Vector& to, Vector& from) {
-  std::move(from.begin(), from.end(), std::back_inserter(to));
 }
 
 // Shows the call in a profiler's trace.

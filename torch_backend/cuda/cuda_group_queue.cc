@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <iterator>
 
+#include "append.h"
 #include "cuda/cuda_group.h"
 #include "cuda/cuda_work.h"
 #include "cuda/pack_kernels.h"
@@ -13,6 +14,7 @@
 #include "finished_work.h"
 #include "group.h"
 #include "nccl/fused_all_reduce.h"
+#include "tensor_memory.h"
 
 namespace horon::torch_backend {
 namespace {
@@ -22,15 +24,6 @@ using c10::cuda::CUDAStream;
 at::Tensor scratch_on_current_stream(std::size_t bytes, c10::Device device) {
   return at::empty({static_cast<int64_t>(bytes)},
                    at::TensorOptions().dtype(at::kByte).device(device));
-}
-
-std::byte* data_of(const at::Tensor& tensor) {
-  return static_cast<std::byte*>(tensor.numel() == 0 ? nullptr : tensor.data_ptr());
-}
-
-template <class Vector>
-void append(Vector& to, Vector& from) {
-  std::move(from.begin(), from.end(), std::back_inserter(to));
 }
 
 std::string text_of(const DeviceCall& call) {

@@ -1,0 +1,14 @@
+// Moves the elements of one container behind those of another.
+#pragma once
+
+#include <algorithm>
+#include <iterator>
+
+namespace horon::torch_backend {
+
+template <class Vector>
+void append(Vector& to, Vector& from) {
+  std::move(from.begin(), from.end(), std::back_inserter(to));
+}
+
+}  // namespace horon::torch_backend
