@@ -20,8 +20,13 @@ std::chrono::milliseconds timeout_left(const WaitContext& context) {
   return std::max(left, std::chrono::milliseconds(1));
 }
 
-// Waits for Gloo, which enforces the deadline itself, and looks for Ctrl-C meanwhile.
-void wait_for(const c10::intrusive_ptr<c10d::Work>& work, const WaitContext& context) {
+// How long Gloo gets to let go of our memory after it was aborted.
+constexpr std::chrono::seconds kLetGoPatience{5};
+
+// Waits for Gloo, which enforces the deadline itself, and looks for Ctrl-C meanwhile. It does not
+// return, and does not throw, while Gloo may still write into the caller's memory.
+void wait_for(const c10::intrusive_ptr<c10d::Backend>& gloo,
+              const c10::intrusive_ptr<c10d::Work>& work, const WaitContext& context) {
   struct State {
     std::mutex mutex;
     std::condition_variable finished;
@@ -38,7 +43,14 @@ void wait_for(const c10::intrusive_ptr<c10d::Work>& work, const WaitContext& con
                                    [&] { return state->is_finished; })) {
     if (context.check_interrupt != nullptr) {
       lock.unlock();
-      (*context.check_interrupt)();
+      try {
+        (*context.check_interrupt)();
+      } catch (...) {
+        gloo->abort();
+        lock.lock();
+        state->finished.wait_for(lock, kLetGoPatience, [&] { return state->is_finished; });
+        throw;
+      }
       lock.lock();
     }
   }
@@ -47,9 +59,10 @@ void wait_for(const c10::intrusive_ptr<c10d::Work>& work, const WaitContext& con
 }
 
 template <typename Call>
-void run_on_gloo(const Call& call, const WaitContext& context) {
+void run_on_gloo(const c10::intrusive_ptr<c10d::Backend>& gloo, const Call& call,
+                 const WaitContext& context) {
   try {
-    wait_for(call(), context);
+    wait_for(gloo, call(), context);
   } catch (const c10::Error& error) {
     throw GroupError(concat("Gloo, between hosts: ", error.what_without_backtrace()));
   } catch (const std::runtime_error& error) {
@@ -65,7 +78,7 @@ void GlooAdapter::all_gather(const std::byte* send, std::byte* receive, std::siz
   at::Tensor output = view_bytes(receive, bytes * static_cast<std::size_t>(gloo_->getSize()));
   c10d::AllgatherOptions options;
   options.timeout = timeout_left(context);
-  run_on_gloo([&] { return gloo_->_allgather_base(output, input, options); }, context);
+  run_on_gloo(gloo_, [&] { return gloo_->_allgather_base(output, input, options); }, context);
 }
 
 void GlooAdapter::all_to_all(const std::byte* send, const std::vector<std::uint64_t>& send_bytes,
@@ -81,6 +94,7 @@ void GlooAdapter::all_to_all(const std::byte* send, const std::vector<std::uint6
   c10d::AllToAllOptions options;
   options.timeout = timeout_left(context);
   run_on_gloo(
+      gloo_,
       [&] { return gloo_->alltoall_base(output, input, output_splits, input_splits, options); },
       context);
 }

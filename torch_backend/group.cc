@@ -18,11 +18,11 @@ constexpr std::chrono::seconds kMessageDrain{2};
 
 std::shared_ptr<Group> Group::make(const c10::intrusive_ptr<c10d::Store>& store,
                                    const GroupIdentity& identity, const Options& options,
-                                   std::chrono::milliseconds timeout,
-                                   const GlooFactory& make_gloo) {
+                                   std::chrono::milliseconds timeout, const GlooFactory& make_gloo,
+                                   std::function<void()> look_around) {
   options.validate();
   std::shared_ptr<Group> group(new Group(timeout));
-  StoreAdapter adapter(store);
+  StoreAdapter adapter(store, std::move(look_around));
   group->shared_ = rendezvous(adapter, identity, options, Deadline::after(timeout), arena_access());
   if (group->shared_) {
     Segment* segment = &group->shared_->segment;

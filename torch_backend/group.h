@@ -26,12 +26,14 @@ using GlooFactory = std::function<c10::intrusive_ptr<c10d::Backend>()>;
 // Thread safety: all methods.
 class Group {
  public:
-  // Meets the other ranks; blocks until all are here, at most until the deadline. Makes the Gloo
-  // group only when the ranks do not all share memory.
+  // Meets the other ranks; blocks until all are here, at most until the deadline, or until
+  // `look_around` throws, which is called now and then. Makes the Gloo group only when the ranks do
+  // not all share memory.
   static std::shared_ptr<Group> make(const c10::intrusive_ptr<c10d::Store>& store,
                                      const GroupIdentity& identity, const Options& options,
                                      std::chrono::milliseconds timeout,
-                                     const GlooFactory& make_gloo);
+                                     const GlooFactory& make_gloo,
+                                     std::function<void()> look_around = {});
   // Does nothing in a forked child, where the threads and the peers are somebody else's.
   ~Group();
 

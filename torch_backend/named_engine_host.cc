@@ -121,14 +121,17 @@ NamedEngineHost::NamedEngineHost(const c10::intrusive_ptr<c10d::Store>& store, i
   parts.channel = std::move(control.channel);
   parts.make_buffer = make_buffer;
   parts.has_spare_cores = has_spare_cores_;
-  parts.make_lane = [store, rank, options, timeout, cuda = cuda_, make_gloo = std::move(make_gloo)](
-                        int id, const std::vector<int>& ranks) -> std::unique_ptr<ProcessSetLane> {
+  parts.make_lane =
+      [store, rank, options, timeout, cuda = cuda_, make_gloo = std::move(make_gloo)](
+          int id, const std::vector<int>& ranks,
+          const std::function<void()>& look_around) -> std::unique_ptr<ProcessSetLane> {
     const auto place = std::find(ranks.begin(), ranks.end(), rank) - ranks.begin();
     const GroupIdentity members{static_cast<int>(place), static_cast<int>(ranks.size()), ranks};
     const auto own_store = with_prefix(concat("named/set", id), store);
-    auto group = Group::make(own_store, members, options, timeout, [&] {
+    const auto make_own_gloo = [&] {
       return make_gloo(with_prefix("gloo", own_store), members.rank, members.n_ranks);
-    });
+    };
+    auto group = Group::make(own_store, members, options, timeout, make_own_gloo, look_around);
     return std::make_unique<GroupLane>(
         std::move(group), cuda->make_batches(own_store, id, members.rank, members.n_ranks));
   };
@@ -144,7 +147,8 @@ NamedEngineHost::~NamedEngineHost() {
 NamedEngine& NamedEngineHost::engine() const {
   if (fork_generation_ != fork_generation()) {
     throw UsageError(
-        "this process was forked from the one that called init(); call init() in the child.");
+        "this process was forked from the one that called init(), and is no rank of its own. What "
+        "talks to other ranks belongs into that one; start more ranks with torchrun or spawn.");
   }
   return *engine_;
 }

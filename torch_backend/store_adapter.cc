@@ -33,15 +33,19 @@ std::string StoreAdapter::get(const std::string& key, const Deadline& deadline) 
         throw Error(concat("the rendezvous store failed: ", error.what()));
       }
     }
-    if (const auto* check = interrupt_check()) {
-      (*check)();
-    }
-    if (check_) {
-      check_();
-    }
+    look_around();
   }
   const std::vector<uint8_t> value = store_->get(key);
   return {value.begin(), value.end()};
+}
+
+void StoreAdapter::look_around() {
+  if (const auto* check = interrupt_check()) {
+    (*check)();
+  }
+  if (check_) {
+    check_();
+  }
 }
 
 std::int64_t StoreAdapter::add(const std::string& key, std::int64_t amount) {

@@ -18,6 +18,8 @@ class StoreAdapter final : public Store {
   void set(const std::string& key, const std::string& value) override;
   std::string get(const std::string& key, const Deadline& deadline) override;
   std::int64_t add(const std::string& key, std::int64_t amount) override;
+  // Ctrl-C, and `check`.
+  void look_around() override;
 
  private:
   const c10::intrusive_ptr<c10d::Store> store_;

@@ -2,6 +2,7 @@
 
 #include <exception>
 #include <optional>
+#include <system_error>
 
 #include "core/error.h"
 #include "core/thread_name.h"
@@ -37,6 +38,12 @@ class InlineTask final : public Task {
     return done_;
   }
 
+  // False when the time is over.
+  bool wait_for(std::chrono::milliseconds time) {
+    std::unique_lock lock(mutex_);
+    return finished_.wait_for(lock, time, [&] { return done_; });
+  }
+
   void wait_and_rethrow() {
     std::unique_lock lock(mutex_);
     finished_.wait(lock, [&] { return done_; });
@@ -58,14 +65,21 @@ class InlineTask final : public Task {
 // waits for something else entirely must not be waited for.
 constexpr std::chrono::milliseconds kStartPatience{10};
 
+// How often somebody who waits for a turn looks for signals.
+constexpr std::chrono::milliseconds kTurnLookAround{50};
+
 constexpr const char* kClosedText =
     "the process group was destroyed or aborted; it can not run operations any more";
+constexpr const char* kInsideText =
+    "called in the middle of another operation of this group, on the same thread, by a signal "
+    "handler: it would wait for itself. Set a flag in the handler, and act on it later";
 
 }  // namespace
 
 Lane::~Lane() {
   if (progress_.joinable()) {
-    // Either a forked child, where the thread does not exist, or the thread itself, at its end.
+    // A forked child, where the thread does not exist, or the thread itself, at its end, or a lane
+    // that was closed inside one of its operations.
     progress_.detach();
   }
 }
@@ -81,6 +95,11 @@ std::uint64_t Lane::push(std::shared_ptr<Task> task) {
   return popped_ + queue_.size() - 1;
 }
 
+void Lane::begin_turn() {
+  is_running_ = true;
+  turn_holder_ = std::this_thread::get_id();
+}
+
 void Lane::end_turn() {
   is_running_ = false;
   turn_ended_.notify_all();
@@ -89,11 +108,12 @@ void Lane::end_turn() {
   }
 }
 
-void Lane::run(FunctionRef<void()> operation) {
+void Lane::run(FunctionRef<void()> operation, const std::function<void()>* check_interrupt,
+               const std::function<void()>& give_up) {
   std::unique_lock lock(mutex_);
   check_open();
   if (queue_.empty() && !is_running_) {
-    is_running_ = true;
+    begin_turn();
     is_running_inline_ = !on_progress_thread();
     lock.unlock();
     struct EndTurn {
@@ -107,10 +127,23 @@ void Lane::run(FunctionRef<void()> operation) {
     operation();
     return;
   }
+  if (is_inside_turn()) {
+    throw GroupError(kInsideText);
+  }
   const auto task = std::make_shared<InlineTask>(operation);
   push(task);
   lock.unlock();
   help_until([&] { return task->is_done(); });
+  while (check_interrupt != nullptr && !task->wait_for(kTurnLookAround)) {
+    try {
+      (*check_interrupt)();
+    } catch (...) {
+      give_up();
+      while (!task->wait_for(kTurnLookAround)) {  // it refers to this frame
+      }
+      throw;
+    }
+  }
   task->wait_and_rethrow();
 }
 
@@ -139,7 +172,7 @@ bool Lane::may_end_first() const {
 bool Lane::start(std::uint64_t ticket, std::unique_lock<std::mutex>& lock) {
   const auto in_turn = [&](const auto& act) {
     const std::shared_ptr<Task> task = queue_[ticket - popped_].task;
-    is_running_ = true;
+    begin_turn();
     lock.unlock();
     const bool result = act(*task);
     lock.lock();
@@ -176,16 +209,18 @@ bool Lane::start(std::uint64_t ticket, std::unique_lock<std::mutex>& lock) {
   return popped_ > ticket;
 }
 
-void Lane::claim() {
-  claimed_until_ = popped_ + queue_.size();
-  if (queue_.empty()) {
-    return;
-  }
-  if (!progress_.joinable() && !stop_thread_) {
-    progress_ = std::thread([self = shared_from_this()] { self->progress_loop(); });
+bool Lane::claim() {
+  if (!queue_.empty() && !progress_.joinable() && !stop_thread_) {
+    try {
+      progress_ = std::thread([self = shared_from_this()] { self->progress_loop(); });
+    } catch (const std::system_error&) {
+      return false;
+    }
     progress_id_.store(progress_.get_id(), std::memory_order_relaxed);
   }
+  claimed_until_ = popped_ + queue_.size();
   work_arrived_.notify_one();
+  return true;
 }
 
 void Lane::run_next(std::unique_lock<std::mutex>& lock) {
@@ -196,7 +231,7 @@ void Lane::run_next(std::unique_lock<std::mutex>& lock) {
   std::shared_ptr<Task> task = std::move(queue_.front().task);
   queue_.pop_front();
   ++popped_;
-  is_running_ = true;
+  begin_turn();
   lock.unlock();
   task->execute();
   lock.lock();
@@ -232,10 +267,12 @@ bool Lane::help_until(FunctionRef<bool()> is_done) {
     if (queue_.empty()) {
       return false;  // being completed, or failed, by another thread
     }
-    if (on_progress_thread() || (!is_running_ && !is_claimed())) {
+    if (is_inside_turn()) {
+      throw GroupError(kInsideText);
+    }
+    if (on_progress_thread() || (!is_running_ && !is_claimed()) || !claim()) {
       run_next(lock);
     } else {
-      claim();
       return false;
     }
   }
@@ -258,10 +295,15 @@ void Lane::close(const Deadline& drain_until, const std::function<void()>& inter
   std::unique_lock lock(mutex_);
   is_closed_ = true;
   const auto is_idle = [&] { return queue_.empty() && !is_running_; };
-  claim();  // nobody else may come by any more
+  const bool is_inside = is_inside_turn();
+  if (!claim() && !is_inside) {  // nobody else may come by any more
+    while (!queue_.empty() && !drain_until.has_passed()) {
+      run_next(lock);
+    }
+  }
   // A running operation that is none of our business any more.
   const auto is_left = [&] { return is_running_inline_ && callers == Callers::kLeave; };
-  if (!on_progress_thread()) {
+  if (!on_progress_thread() && !is_inside) {
     turn_ended_.wait_until(lock, drain_until.at(), is_idle);
   }
   std::deque<Queued> rest;
@@ -279,11 +321,11 @@ void Lane::close(const Deadline& drain_until, const std::function<void()>& inter
     }
   }
   lock.lock();
-  if (!on_progress_thread()) {
+  if (!on_progress_thread() && !is_inside) {
     turn_ended_.wait(lock, [&] { return !is_running_ || is_left(); });
   }
   stop_thread_ = true;
-  if (!progress_.joinable() || on_progress_thread()) {
+  if (!progress_.joinable() || on_progress_thread() || is_inside) {
     work_arrived_.notify_all();
     return;
   }

@@ -15,6 +15,11 @@
 // sleeps on a condition variable while nothing is claimed. Waiters run operations themselves unless
 // the thread has claimed them. A callback on the progress thread may itself wait or issue
 // operations: it then works off the queue inline.
+//
+// Note [Inside a turn]
+// A signal handler may run in the middle of an operation, on the thread that has the turn, and call
+// the same lane. It must not wait for that turn: run() and waits throw instead, and close() leaves
+// what waits to the operation itself, which it makes fail.
 #pragma once
 
 #include <atomic>
@@ -64,8 +69,12 @@ class Lane : public std::enable_shared_from_this<Lane> {
   Lane& operator=(const Lane&) = delete;
 
   // Runs `operation` in its turn and returns when it has finished; throws what it throws.
-  // Throws GroupError when the lane is closed.
-  void run(FunctionRef<void()> operation);
+  // Throws GroupError when the lane is closed, or called inside one of its own operations.
+  //
+  // While it waits for its turn it calls `check_interrupt`, if any, now and then. If that throws,
+  // `give_up` has to make what was issued before fail soon; then what it threw is passed on.
+  void run(FunctionRef<void()> operation, const std::function<void()>* check_interrupt = nullptr,
+           const std::function<void()>& give_up = {});
 
   // Starts `task`, or queues it for the progress thread; on that thread itself, runs the queue and
   // the task before it returns. Throws GroupError when the lane is closed.
@@ -73,7 +82,7 @@ class Lane : public std::enable_shared_from_this<Lane> {
 
   // Runs queued operations on this thread until `is_done()` (called without a lock) or somebody
   // else has to end what is left: then the progress thread is on it, and the caller may sleep until
-  // it is told. Returns is_done()'s last value.
+  // it is told. Returns is_done()'s last value. Throws GroupError inside an operation of the lane.
   bool help_until(FunctionRef<bool()> is_done);
 
   // Leaves everything queued to the progress thread, for callbacks and for waits with a limit.
@@ -114,9 +123,14 @@ class Lane : public std::enable_shared_from_this<Lane> {
   // Tries to start the task with that ticket, ending earlier ones where that makes room; false
   // when the progress thread has to run it.
   bool start(std::uint64_t ticket, std::unique_lock<std::mutex>& lock);
+  // Both require the lock.
+  void begin_turn();
   void end_turn();
-  // The progress thread is to run what is queued now. Requires the lock.
-  void claim();
+  // Whether this thread is in the middle of one of the lane's operations. Requires the lock.
+  bool is_inside_turn() const { return is_running_ && turn_holder_ == std::this_thread::get_id(); }
+  // The progress thread is to run what is queued now. False if there is none and the system gives
+  // no thread: then whoever waits has to run it. Requires the lock.
+  bool claim();
   bool is_claimed() const { return popped_ < claimed_until_; }
   bool may_end_first() const;
   void check_open() const;
@@ -129,6 +143,7 @@ class Lane : public std::enable_shared_from_this<Lane> {
   std::uint64_t popped_ = 0;         // tickets that have left the queue; the first one's ticket
   std::uint64_t claimed_until_ = 0;  // tickets below it are the progress thread's
   bool is_running_ = false;
+  std::thread::id turn_holder_;     // while is_running_
   bool is_running_inline_ = false;  // on the thread of a caller of run()
   bool is_closed_ = false;
   bool stop_thread_ = false;

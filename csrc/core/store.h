@@ -20,6 +20,10 @@ class Store {
 
   // Adds `amount` to the counter and returns the new value.
   virtual std::int64_t add(const std::string& key, std::int64_t amount) = 0;
+
+  // Called now and then by whoever waits for the others in another way while the ranks meet. Throws
+  // when that is no use any more.
+  virtual void look_around() {}
 };
 
 }  // namespace horon

@@ -18,7 +18,7 @@
 namespace horon {
 namespace {
 
-constexpr std::uint64_t kMagic = 0x31306c74636e7268;  // "hrnctl01": changes with the protocol
+constexpr std::uint64_t kMagic = 0x32306c74636e7268;  // "hrnctl02": changes with the protocol
 // In the place of rank 0's address.
 constexpr std::string_view kFailed = "failed: ";
 // Who connects greets at once.
@@ -108,6 +108,9 @@ std::optional<RemotePeer> welcome(UniqueFd socket, const Greeting& own, int n_ra
     check_greeting(theirs, own.nonce);
     HORON_CHECK(theirs.rank > 0 && theirs.rank < n_ranks, "there is no rank ", theirs.rank);
     send_all(socket.get(), &own, sizeof own, context);
+    // It may have given up meanwhile, and be about to come again.
+    char has_read = 0;
+    receive_all(socket.get(), &has_read, sizeof has_read, context);
   } catch (const Error& error) {
     if (theirs.magic == kMagic && theirs.rank >= 0) {  // it speaks our language
       log_warning(
@@ -126,6 +129,8 @@ RemotePeer introduce(UniqueFd socket, const Greeting& own, const WaitContext& co
   receive_all(socket.get(), &theirs, sizeof theirs, context);
   check_greeting(theirs, own.nonce);
   HORON_CHECK(theirs.rank == 0, "it is rank ", theirs.rank);
+  const char has_read = 1;
+  send_all(socket.get(), &has_read, sizeof has_read, context);
   return {0, describe(theirs), std::move(socket)};
 }
 

@@ -4,7 +4,7 @@
 // Rank 0 listens, and puts its addresses, the port and a nonce into the store. The others try all
 // addresses at once and greet whoever answers first with the nonce: behind an address that exists
 // on every host (a bridge of containers) somebody else may listen. Rank 0 refuses a greeting
-// without the nonce.
+// without the nonce, answers one that has it, and counts a rank when that has read the answer.
 #pragma once
 
 #include <string>

@@ -369,7 +369,11 @@ void Agreement::settle_all() {
   for (auto at = active_.begin(); at != active_.end();) {
     Pending& pending = **at++;
     if (is_complete(pending)) {
+      const bool takes_others = pending.request->kind == NamedKind::kRemoveProcessSet;
       settle(pending);
+      if (takes_others) {
+        at = active_.begin();  // the next may be among those that went with the process set
+      }
     }
   }
 }

@@ -220,6 +220,12 @@ void NamedEngine::abort(const std::string& reason) {
   channel_->poison(concat("rank ", rank_, " aborted: ", reason));
   abort_lanes(reason);
   channel_->wake();
+  {
+    const std::lock_guard lock(mutex_);
+    if (is_inside_wait()) {
+      return;  // see Note [Inside a wait]
+    }
+  }
   // Whoever attends fails everything; here it is waited for.
   const Deadline deadline = Deadline::after(kGoodbyePatience);
   attend_until([&] { return !failure_.empty() || is_shut_down_; }, &deadline, nullptr);
@@ -227,6 +233,7 @@ void NamedEngine::abort(const std::string& reason) {
 
 void NamedEngine::shutdown() {
   const std::lock_guard one_at_a_time(shutdown_mutex_);
+  bool is_inside = false;
   {
     const std::lock_guard lock(mutex_);
     if (is_shut_down_) {
@@ -234,6 +241,14 @@ void NamedEngine::shutdown() {
     }
     is_shutting_down_ = true;
     wants_goodbye_ = true;
+    is_inside = is_inside_wait();
+  }
+  if (is_inside) {
+    const std::string reason =
+        "it was shut down by a signal handler, in the middle of an operation";
+    channel_->poison(concat("rank ", rank_, ": ", reason));
+    abort_lanes(reason);
+    return;
   }
   channel_->wake();
   const Deadline deadline = Deadline::after(kGoodbyePatience);

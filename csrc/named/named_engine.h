@@ -14,6 +14,11 @@
 // and later on all ranks. A rank that shuts down says so first, and only what needs it fails.
 // Operations on a device are done when they are queued there, and watched over after that: see Note
 // [Batches on a device].
+//
+// Note [Inside a wait]
+// A signal handler may run on the thread that attends, in the middle of a step, and call the
+// engine. What it waits for would wait for itself: waits throw, and shutdown() and abort() only
+// make everything fail, which the interrupted wait sees when the handler has returned.
 #pragma once
 
 #include <chrono>
@@ -96,7 +101,8 @@ class NamedEngine {
   bool is_running() const;
 
   // Carries out what is agreed, says goodbye and ends the thread; fails what is left. Takes a few
-  // seconds at most. Idempotent.
+  // seconds at most. Idempotent. Inside a wait on the same thread (a signal handler): ends it for
+  // all ranks, and has to be called again.
   void shutdown();
   // Fails everything, here and on all ranks.
   void abort(const std::string& reason);
@@ -132,6 +138,11 @@ class NamedEngine {
               InterruptCheck check_interrupt);
   void leave();
   void hand_on();
+  // Whether this thread attends already, in a call that a signal handler has interrupted. Requires
+  // the mutex.
+  bool is_inside_wait() const {
+    return attendant_ == Attendant::kForeground && attendant_thread_ == std::this_thread::get_id();
+  }
   void call_background();
   std::chrono::nanoseconds gather_time() const;
   void compare_settings();
@@ -197,6 +208,7 @@ class NamedEngine {
   std::map<int, std::vector<int>> sets_;
   std::map<int, std::shared_ptr<ProcessSetLane>> lanes_;  // of sets that this rank is in
   Attendant attendant_ = Attendant::kNone;
+  std::thread::id attendant_thread_;  // in the foreground
   int n_waiters_ = 0;
   bool has_device_work_ = false;       // something may be under way on a device
   bool is_background_called_ = false;  // woken, and not come yet

@@ -1,5 +1,6 @@
 // NamedEngine: who attends, and when threads sleep. See Note [Attending].
 
+#include "core/error.h"
 #include "core/thread_name.h"
 #include "named/named_engine.h"
 
@@ -20,11 +21,17 @@ bool NamedEngine::attend_until(FunctionRef<bool()> is_done, const Deadline* dead
   if (is_done()) {
     return true;
   }
+  if (is_inside_wait()) {
+    throw GroupError(
+        "called in the middle of another operation, on the same thread, by a signal handler: it "
+        "would wait for itself. Set a flag in the handler, and act on it later.");
+  }
   const auto is_late = [&] { return deadline != nullptr && deadline->has_passed(); };
   ++n_waiters_;
   while (!is_done() && !is_late()) {
     if (attendant_ == Attendant::kNone && !is_ending_) {
       attendant_ = Attendant::kForeground;
+      attendant_thread_ = std::this_thread::get_id();
       lock.unlock();
       try {
         attend(is_done, deadline, check_interrupt);
@@ -51,6 +58,8 @@ bool NamedEngine::attend_until(FunctionRef<bool()> is_done, const Deadline* dead
       } catch (...) {
         lock.lock();
         --n_waiters_;
+        lock.unlock();
+        hand_on();
         throw;
       }
       lock.lock();
@@ -107,6 +116,7 @@ void NamedEngine::leave() {
   } while (channel_->events() != seen);
   const std::lock_guard lock(mutex_);
   attendant_ = Attendant::kNone;
+  attendant_thread_ = {};
 }
 
 // After leaving: somebody has to go on with what is left.

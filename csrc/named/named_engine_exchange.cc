@@ -211,7 +211,9 @@ void NamedEngine::look_around() {
       // Somebody may have submitted it and put off waiting for it.
       last_poke_ = last_look_;
       for (int rank = 1; rank < n_ranks_; ++rank) {
-        channel_->send(rank, {}, true);
+        if (!channel_->has_departed(rank)) {
+          channel_->send(rank, {}, true);
+        }
       }
       is_flushed_ = channel_->flush();
     }

@@ -226,7 +226,7 @@ void NamedEngine::add_set(int id, const std::vector<int>& ranks) {
   const auto place = std::find(ranks.begin(), ranks.end(), rank_);
   std::shared_ptr<ProcessSetLane> lane;
   if (place != ranks.end()) {
-    lane = make_lane_(id, ranks);
+    lane = make_lane_(id, ranks, [this] { check_ranks(nullptr); });
     executors_[id] = std::make_unique<BatchExecutor>(lane, static_cast<int>(place - ranks.begin()),
                                                      static_cast<int>(ranks.size()), make_buffer_);
   }

@@ -1,5 +1,7 @@
 #include "named/named_options.h"
 
+#include <strings.h>
+
 #include <algorithm>
 #include <charconv>
 #include <cstdlib>
@@ -16,6 +18,11 @@ const char* read(const std::string& name) {
   return text != nullptr && *text != '\0' ? text : nullptr;
 }
 
+// ".0" of "60.0", which Horovod takes as 60.
+bool is_fraction(const char* text) {
+  return *text == '.' && std::strspn(text + 1, "0") == std::strlen(text + 1);
+}
+
 // HORON_<name>, or else HOROVOD_<name>.
 std::optional<std::uint64_t> read_number(const char* name, const char* unit) {
   for (const char* prefix : {"HORON_", "HOROVOD_"}) {
@@ -27,12 +34,35 @@ std::optional<std::uint64_t> read_number(const char* name, const char* unit) {
     const char* end = text + std::strlen(text);
     std::uint64_t value = 0;
     const auto [rest, error] = std::from_chars(text, end, value);
-    if (error != std::errc() || rest != end) {
+    if (error != std::errc() || (rest != end && !is_fraction(rest))) {
       throw UsageError(concat(variable, ": expected a number of ", unit, ", got '", text, "'."));
     }
     return value;
   }
   return std::nullopt;
+}
+
+// The same of a switch, which may also be a word.
+std::optional<bool> read_switch(const char* name) {
+  for (const char* prefix : {"HORON_", "HOROVOD_"}) {
+    const char* text = read(concat(prefix, name));
+    if (text == nullptr) {
+      continue;
+    }
+    for (const char* word : {"true", "on", "yes"}) {
+      if (strcasecmp(text, word) == 0) {
+        return true;
+      }
+    }
+    for (const char* word : {"false", "off", "no"}) {
+      if (strcasecmp(text, word) == 0) {
+        return false;
+      }
+    }
+    break;
+  }
+  const auto number = read_number(name, "0 or 1");
+  return number ? std::optional(*number != 0) : std::nullopt;
 }
 
 struct Knob {
@@ -68,14 +98,14 @@ NamedOptions NamedOptions::from_environment() {
   if (const auto time = read_number("STALL_CHECK_TIME_SECONDS", "seconds")) {
     options.stall_check = std::chrono::seconds(std::min(*time, kMaxSeconds));
   }
-  if (const auto is_off = read_number("STALL_CHECK_DISABLE", "0 or 1"); is_off.value_or(0) != 0) {
+  if (read_switch("STALL_CHECK_DISABLE").value_or(false)) {
     options.stall_check = std::chrono::seconds(0);
   }
   if (const auto time = read_number("STALL_SHUTDOWN_TIME_SECONDS", "seconds")) {
     options.stall_shutdown = std::chrono::seconds(std::min(*time, kMaxSeconds));
   }
-  if (const auto is_on = read_number("JOIN_ALL_OPERATIONS", "0 or 1")) {
-    options.join_everything = *is_on != 0;
+  if (const auto is_on = read_switch("JOIN_ALL_OPERATIONS")) {
+    options.join_everything = *is_on;
   }
   for (const char* variable : {"HORON_IFACE", "HOROVOD_GLOO_IFACE", "GLOO_SOCKET_IFNAME"}) {
     if (const char* text = read(variable)) {

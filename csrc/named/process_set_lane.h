@@ -23,9 +23,9 @@ class ProcessSetLane {
 };
 
 // Makes the lane of process set `id` with these global ranks. Called on all of them; blocks until
-// all have come.
-using LaneFactory =
-    std::function<std::unique_ptr<ProcessSetLane>(int id, const std::vector<int>& ranks)>;
+// all have come, and calls `look_around` meanwhile, which throws when one of them never will.
+using LaneFactory = std::function<std::unique_ptr<ProcessSetLane>(
+    int id, const std::vector<int>& ranks, const std::function<void()>& look_around)>;
 
 // Memory for packing tensors into: where the transport need not copy it again, if there is such a
 // place.

@@ -11,6 +11,7 @@
 #include "core/log.h"
 #include "core/random_nonce.h"
 #include "core/round_up.h"
+#include "shm/in_pieces.h"
 #include "shm/memory_limit.h"
 
 namespace horon {
@@ -28,14 +29,22 @@ std::uint64_t end_of_whole_chunks(const ByteRange& range) {
   return range.end() / Arena::kChunkBytes;
 }
 
-// 0, or errno. A signal may interrupt it, which undoes what was done so far.
+// 0, or errno; then nothing has been allocated.
 int allocate_pages(int file, int mode, std::uint64_t offset, std::uint64_t bytes) {
-  while (::fallocate(file, mode, static_cast<off_t>(offset), static_cast<off_t>(bytes)) != 0) {
-    if (errno != EINTR) {
-      return errno;
-    }
+  const auto allocate = [&](int how, std::uint64_t at, std::uint64_t length) {
+    const bool is_done =
+        ::fallocate(file, how, static_cast<off_t>(at), static_cast<off_t>(length)) == 0;
+    return is_done ? 0 : errno;
+  };
+  const auto act = [&](std::uint64_t at, std::uint64_t length) {
+    return allocate(mode, at, length);
+  };
+  std::uint64_t done = 0;
+  const int error = in_pieces(offset, bytes, act, &done);
+  if (error != 0 && done > 0 && mode == 0) {
+    (void)allocate(FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, offset, done);
   }
-  return 0;
+  return error;
 }
 
 }  // namespace

@@ -12,6 +12,7 @@
 
 #include "core/error.h"
 #include "core/log.h"
+#include "shm/in_pieces.h"
 #include "shm/memory_limit.h"
 
 namespace horon {
@@ -75,10 +76,11 @@ UniqueFd create_shared_file(std::size_t bytes, std::size_t reserve_bytes) {
   }
   HORON_CHECK(::ftruncate(fd.get(), static_cast<off_t>(bytes)) == 0,
               system_error_text("ftruncate", errno), " (", bytes, " bytes of shared memory)");
-  int error = reserve_bytes == 0 ? 0 : EINTR;
-  while (error == EINTR) {
-    error = ::posix_fallocate(fd.get(), 0, static_cast<off_t>(reserve_bytes));
-  }
+  const auto reserve = [&](std::uint64_t offset, std::uint64_t length) {
+    return ::posix_fallocate(fd.get(), static_cast<off_t>(offset), static_cast<off_t>(length));
+  };
+  std::uint64_t done = 0;
+  const int error = in_pieces(0, reserve_bytes, reserve, &done);
   HORON_CHECK(
       error == 0, system_error_text("posix_fallocate", error), ": could not reserve ",
       reserve_bytes,

@@ -5,18 +5,25 @@
 #include <cstdio>
 #include <fstream>
 #include <sstream>
+#include <string_view>
 
 #include "core/cpu_budget.h"
 #include "core/error.h"
 #include "core/header.h"
 #include "core/log.h"
 #include "core/random_nonce.h"
+#include "shm/liveness.h"
 #include "shm/unix_socket.h"
 
 namespace horon {
 namespace {
 
 constexpr std::chrono::milliseconds kAcceptSlice{50};
+// How often a rank that waits for another one's outcome looks whether that one is alive.
+constexpr std::chrono::seconds kStoreSlice{1};
+// How an outcome begins that ends it for all.
+constexpr std::string_view kDead = "dead: ";
+constexpr const char* kDiedMeanwhile = " died while the group was made";
 // A member sends its greeting right after connecting.
 constexpr std::chrono::seconds kHelloPatience{5};
 constexpr int kProtocolVersion = 3;
@@ -79,12 +86,16 @@ class Rendezvous {
     std::unique_ptr<SharedGroup> group;
     try {
       group = identity_.rank == 0 ? lead() : join();
+    } catch (const PeerLostError& error) {
+      failure = concat(kDead, error.what());
     } catch (const Error& error) {
       failure = error.what();
+    }
+    if (!failure.empty()) {
       // Who has connected, and was not accepted yet, would wait for an answer until the deadline.
       listener_.reset();
     }
-    return agree(failure) ? std::move(group) : nullptr;
+    return agree(failure, group.get()) ? std::move(group) : nullptr;
   }
 
  private:
@@ -176,6 +187,8 @@ class Rendezvous {
         if (deadline_.has_passed()) {
           throw TimeoutError("Timed out waiting for the ranks of this host to connect");
         }
+        check_connected(group->peers);
+        store_.look_around();
         continue;
       }
       std::vector<UniqueFd> descriptors;
@@ -219,8 +232,8 @@ class Rendezvous {
         const auto end = std::min(all.size(), begin + kDescriptorsPerMessage);
         const std::vector<int> part(all.begin() + static_cast<std::ptrdiff_t>(begin),
                                     all.begin() + static_cast<std::ptrdiff_t>(end));
-        send_message(sockets[static_cast<std::size_t>(rank)].get(), {records_[0].nonce, 0, 0},
-                     part);
+        send_message(sockets[static_cast<std::size_t>(rank)].get(), {records_[0].nonce, 0, 0}, part,
+                     deadline_);
       }
     }
     group->arenas = map_arenas(arena_files);
@@ -239,13 +252,16 @@ class Rendezvous {
     if (arenas_.own) {
       own_descriptors.push_back(arenas_.own->file());
     }
-    send_message(socket.get(), {records_[0].nonce, identity_.rank, 0}, own_descriptors);
+    send_message(socket.get(), {records_[0].nonce, identity_.rank, 0}, own_descriptors, deadline_);
     std::vector<UniqueFd> descriptors;
     std::size_t expected = static_cast<std::size_t>(identity_.n_ranks) + 1;
     for (int rank = 0; rank < identity_.n_ranks; ++rank) {
       expected += has_arena(rank) ? 1 : 0;
     }
     while (descriptors.size() < expected) {
+      while (!deadline_.has_passed() && !has_message(socket.get(), Deadline::after(kAcceptSlice))) {
+        store_.look_around();
+      }
       const SocketMessage message = receive_message(socket.get(), &descriptors, deadline_);
       HORON_CHECK(message.nonce == records_[0].nonce, "rank 0 answered for another group");
     }
@@ -265,6 +281,16 @@ class Rendezvous {
     }
     group->arenas = map_arenas(arena_files);
     return group;
+  }
+
+  // Somebody who connected and died would be missed by all the others.
+  void check_connected(const Peers& peers) const {
+    for (int rank = 1; rank < identity_.n_ranks; ++rank) {
+      const UniqueFd& liveness = peers.peers[static_cast<std::size_t>(rank)].liveness_fd;
+      if (liveness && has_ended(liveness.get())) {
+        throw PeerLostError(concat(peers.describe(rank), kDiedMeanwhile));
+      }
+    }
   }
 
   bool has_arena(int rank) const {
@@ -315,19 +341,53 @@ class Rendezvous {
         SharedGroup{Segment(Mapping(file, layout_.total_bytes()), layout_), std::move(peers), {}});
   }
 
-  // All ranks publish their outcome and read everybody's.
-  bool agree(const std::string& failure) {
-    if (!failure.empty()) {
+  // All ranks publish their outcome and read everybody's. Without the group, only the store tells.
+  bool agree(const std::string& failure, const SharedGroup* group) {
+    const bool has_lost_one = failure.starts_with(kDead);
+    if (!failure.empty() && !has_lost_one) {
       store_.add(prefix_ + "failures", 1);
       log_warning(concat("rank ", identity_.rank, " shares no memory with the group and counts as ",
                          "another host: ", failure));
     }
-    store_.set(key("joined", identity_.rank), failure.empty() ? "yes" : "no: " + failure);
+    const std::string own = failure.empty() ? "yes" : has_lost_one ? failure : "no: " + failure;
+    store_.set(key("joined", identity_.rank), own);
     bool all = failure.empty();
     for (int rank = 0; rank < identity_.n_ranks; ++rank) {
-      all = get("joined", rank) == "yes" && all;
+      const std::string outcome = get_while_alive("joined", rank, group);
+      if (outcome.starts_with(kDead)) {
+        throw PeerLostError(outcome.substr(kDead.size()));
+      }
+      all = outcome == "yes" && all;
     }
     return all;
+  }
+
+  // get(), but for a rank that has ended without it.
+  std::string get_while_alive(const char* what, int rank, const SharedGroup* group) {
+    while (group != nullptr && rank != identity_.rank) {
+      const Deadline slice = Deadline::after(kStoreSlice);
+      try {
+        return store_.get(key(what, rank), slice.at() < deadline_.at() ? slice : deadline_);
+      } catch (const TimeoutError&) {
+        const Peer& peer = group->peers.peers[static_cast<std::size_t>(rank)];
+        if (deadline_.has_passed()) {
+          break;
+        }
+        if (has_ended(peer.liveness_fd.get()) && !is_there(key(what, rank))) {
+          throw PeerLostError(concat(group->peers.describe(rank), kDiedMeanwhile));
+        }
+      }
+    }
+    return get(what, rank);
+  }
+
+  bool is_there(const std::string& key) {
+    try {
+      (void)store_.get(key, Deadline::after(std::chrono::milliseconds(100)));
+      return true;
+    } catch (const TimeoutError&) {
+      return false;
+    }
   }
 
   std::string key(const char* what, int rank) const { return concat(prefix_, what, '/', rank); }

@@ -1,7 +1,9 @@
 #include "shm/segment.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
+#include <thread>
 
 #include "core/futex.h"
 #include "core/header.h"
@@ -61,8 +63,21 @@ void Segment::poison(std::uint64_t sequence, const std::string& text) {
     head.poison_text[length] = '\0';
     head.poisoned_sequence = sequence;
     head.poison.store(kPoisoned, std::memory_order_release);
+  } else if (expected == kWriting) {
+    take_over_poisoning();
   }
   wake_all();
+}
+
+// A rank that dies (or is stopped) while it writes the text must not keep the others from failing.
+void Segment::take_over_poisoning() {
+  constexpr int kPatience = 50;  // milliseconds; it is a matter of nanoseconds
+  for (int i = 0; i < kPatience && !is_poisoned(); ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  std::uint32_t expected = kWriting;
+  // Release: as in poison(). What the text says then is what came of it, and it ends in any case.
+  head().poison.compare_exchange_strong(expected, kPoisoned, std::memory_order_acq_rel);
 }
 
 bool Segment::is_poisoned() const {
@@ -74,7 +89,10 @@ bool Segment::is_poisoned(std::uint64_t sequence) const {
   return is_poisoned() && sequence >= head().poisoned_sequence;
 }
 
-std::string Segment::poison_text() const { return head().poison_text; }
+std::string Segment::poison_text() const {
+  const std::string text = head().poison_text;
+  return text.empty() ? "a rank failed, and died before it could say why" : text;
+}
 
 void Segment::depart(int rank) {
   // Release: whoever sees the departure sees every step taken before it.

@@ -132,6 +132,7 @@ class Segment {
   void wake_all();
 
  private:
+  void take_over_poisoning();
   template <typename T>
   T* at(std::size_t offset) const {
     return reinterpret_cast<T*>(mapping_.data() + offset);

@@ -66,6 +66,12 @@ bool ShmControlChannel::flush() {
 // to come, kEager the last.
 bool ShmControlChannel::write_to(int rank) {
   Outgoing& out = outgoing_[static_cast<std::size_t>(rank)];
+  if (has_departed(rank)) {  // nobody reads it, or makes room, any more
+    out.messages.clear();
+    out.written = 0;
+    out.is_urgent = false;
+    return true;
+  }
   Ring ring(*segment_, peers_->rank, rank);
   bool moved = false;
   while (!out.messages.empty()) {

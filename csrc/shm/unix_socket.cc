@@ -6,8 +6,10 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <cstddef>
 #include <cstring>
+#include <thread>
 
 #include "core/error.h"
 
@@ -79,6 +81,10 @@ UniqueFd accept_until(int listener, const Deadline& wait_until) {
   return fd;
 }
 
+bool has_message(int socket, const Deadline& wait_until) {
+  return wait_readable(socket, wait_until);
+}
+
 uid_t peer_user(int socket) {
   ucred credentials{};
   socklen_t length = sizeof credentials;
@@ -87,7 +93,8 @@ uid_t peer_user(int socket) {
   return credentials.uid;
 }
 
-void send_message(int socket, const SocketMessage& message, const std::vector<int>& descriptors) {
+void send_message(int socket, const SocketMessage& message, const std::vector<int>& descriptors,
+                  const Deadline& deadline) {
   HORON_CHECK(descriptors.size() <= kMaxDescriptorsPerMessage, "too many descriptors in a message");
   SocketMessage copy = message;
   copy.n_descriptors = static_cast<std::int32_t>(descriptors.size());
@@ -105,8 +112,16 @@ void send_message(int socket, const SocketMessage& message, const std::vector<in
     rights->cmsg_len = CMSG_LEN(sizeof(int) * descriptors.size());
     std::memcpy(CMSG_DATA(rights), descriptors.data(), sizeof(int) * descriptors.size());
   }
-  HORON_CHECK(::sendmsg(socket, &header, MSG_NOSIGNAL) == static_cast<ssize_t>(sizeof copy),
-              system_error_text("sendmsg", errno));
+  // Linux lets a user have as many descriptors under way as a process may have open; receivers take
+  // them off it.
+  ssize_t sent = ::sendmsg(socket, &header, MSG_NOSIGNAL);
+  while (sent < 0 && (errno == EINTR || (errno == ETOOMANYREFS && !deadline.has_passed()))) {
+    if (errno == ETOOMANYREFS) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    sent = ::sendmsg(socket, &header, MSG_NOSIGNAL);
+  }
+  HORON_CHECK(sent == static_cast<ssize_t>(sizeof copy), system_error_text("sendmsg", errno));
 }
 
 SocketMessage receive_message(int socket, std::vector<UniqueFd>* descriptors,
@@ -134,6 +149,9 @@ SocketMessage receive_message(int socket, std::vector<UniqueFd>* descriptors,
       }
     }
   }
+  HORON_CHECK(received < 0 || (header.msg_flags & MSG_CTRUNC) == 0,
+              "a peer's file descriptors did not all arrive: this process may have too few open "
+              "(ulimit -n)");
   HORON_CHECK(received == static_cast<ssize_t>(sizeof message),
               received < 0 ? system_error_text("recvmsg", errno)
                            : std::string("the peer closed the connection"));

@@ -32,8 +32,13 @@ UniqueFd accept_until(int listener, const Deadline& wait_until);
 // User id of the process at the other end.
 uid_t peer_user(int socket);
 
+// Waits for the next message until `wait_until` has passed; then false. True as well when the peer
+// is gone, of which receive_message() tells.
+bool has_message(int socket, const Deadline& wait_until);
+
 // Both throw Error when the peer is gone, TimeoutError at the deadline.
-void send_message(int socket, const SocketMessage& message, const std::vector<int>& descriptors);
+void send_message(int socket, const SocketMessage& message, const std::vector<int>& descriptors,
+                  const Deadline& deadline);
 SocketMessage receive_message(int socket, std::vector<UniqueFd>* descriptors,
                               const Deadline& deadline);
 

@@ -60,6 +60,9 @@ class TestLane final : public ProcessSetLane {
 // The GPU of a process set's member; null: none.
 using GpuMaker = std::function<std::shared_ptr<FakeDeviceBatches>(int set, int place, int n_ranks)>;
 
+// Called before a process set's lane is made; may throw.
+using BeforeLane = std::function<void(int set, const std::function<void()>& look_around)>;
+
 // What carries the engines' messages.
 enum class ControlKind : std::uint8_t { kShm, kTcp };
 
@@ -77,12 +80,18 @@ inline std::unique_ptr<ControlChannel> make_channel(ControlKind kind, Store& sto
 inline std::unique_ptr<NamedEngine> make_engine(Store& store, int rank, int n_ranks,
                                                 const NamedOptions& named = {},
                                                 ControlKind control = ControlKind::kShm,
-                                                const GpuMaker& make_gpu = nullptr) {
+                                                const GpuMaker& make_gpu = nullptr,
+                                                const BeforeLane& before_lane = nullptr) {
   NamedEngine::Parts parts;
   parts.rank = rank;
   parts.n_ranks = n_ranks;
   parts.channel = make_channel(control, store, rank, n_ranks);
-  parts.make_lane = [&store, rank, make_gpu](int id, const std::vector<int>& ranks) {
+  parts.make_lane = [&store, rank, make_gpu, before_lane](
+                        int id, const std::vector<int>& ranks,
+                        const std::function<void()>& look_around) {
+    if (before_lane) {
+      before_lane(id, look_around);
+    }
     PrefixedStore own(&store, concat("set", id, '/'));
     const auto place =
         static_cast<int>(std::find(ranks.begin(), ranks.end(), rank) - ranks.begin());

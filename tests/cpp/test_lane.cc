@@ -1,10 +1,14 @@
 #include "core/lane.h"
 
+#include <sys/resource.h>
+
 #include <atomic>
+#include <fstream>
 #include <future>
 
 #include "catch.h"
 #include "close_lane.h"
+#include "in_child.h"
 #include "rank_threads.h"
 #include "thread_activity.h"
 
@@ -98,6 +102,72 @@ TEST_CASE("run throws what its operation throws, inline and queued, and the lane
   lane->run([&] { ++ran; });
   REQUIRE(ran == 1);
   close_now(*lane);
+}
+
+TEST_CASE("calls inside an operation, as of a signal handler, are errors and do not hang") {
+  const auto lane = std::make_shared<Lane>();
+  const auto pending = task([] {});
+  lane->run([&] {
+    REQUIRE_THROWS_AS(lane->run([] {}), GroupError);
+    lane->submit(pending);
+    REQUIRE_THROWS_AS(lane->help_until([] { return false; }), GroupError);
+    REQUIRE(lane->help_until([] { return true; }));
+  });
+  lane->run([] {});  // behind it
+  REQUIRE(pending->is_done());
+  close_now(*lane);
+}
+
+TEST_CASE("a lane that is closed inside its own operation ends with it") {
+  for (const bool is_queued : {false, true}) {
+    const auto lane = std::make_shared<Lane>();
+    int interrupted = 0;
+    const auto operation = [&] {
+      lane->close(patient(), [&] { ++interrupted; });
+      lane->close(patient(), [&] { ++interrupted; });
+    };
+    if (is_queued) {
+      lane->submit(task(operation));
+      lane->help_until([] { return false; });
+    } else {
+      const auto queued = task([] {});
+      lane->run([&] {
+        lane->submit(queued);
+        operation();
+      });
+      REQUIRE(contains(queued->wait(), "destroyed or aborted"));
+    }
+    close_now(*lane);
+    REQUIRE(interrupted >= 1);
+    REQUIRE_THROWS_AS(lane->run([] {}), GroupError);
+  }
+}
+
+TEST_CASE("without a thread to be had, whoever waits runs what is queued") {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  return;  // the sanitizers need the address space that is taken away below
+#endif
+  REQUIRE(in_child([] {
+            std::ifstream in("/proc/self/statm");
+            std::size_t pages = 0;
+            in >> pages;
+            const rlimit limit{pages * 4096 + (1 << 20), RLIM_INFINITY};
+            if (::setrlimit(RLIMIT_AS, &limit) != 0) {
+              return 1;
+            }
+            const auto lane = std::make_shared<Lane>();
+            int ran = 0;
+            std::vector<std::shared_ptr<TestTask>> tasks;
+            for (int i = 0; i < 3; ++i) {
+              tasks.push_back(task([&] { ++ran; }));
+              lane->submit(tasks.back());
+            }
+            lane->hand_over();
+            lane->run([&] { ran = ran == 3 ? 10 : 20; });
+            lane->submit(task([&] { ++ran; }));
+            close_now(*lane);
+            return ran == 11 ? 0 : 2;
+          }) == 0);
 }
 
 TEST_CASE("tasks run one at a time, each thread's in its order") {

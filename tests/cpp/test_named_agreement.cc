@@ -197,6 +197,30 @@ TEST_CASE("named agreement: a joined root has nothing to broadcast") {
   REQUIRE(agreement.take().at(0).type == Decision::Type::kFail);
 }
 
+TEST_CASE("named agreement: a join completes a removal that takes the next operation with it") {
+  Agreement agreement(3, true);
+  for (int rank = 0; rank < 3; ++rank) {
+    agreement.announce(rank, new_set("add", {0, 1}), kStart);
+  }
+  REQUIRE(agreement.take().at(0).value == 1);
+  auto remove = request("remove");
+  remove->kind = NamedKind::kRemoveProcessSet;
+  remove->root = 1;
+  agreement.announce(1, remove, kStart);
+  agreement.announce(0, request("x", 1), kStart);
+  agreement.announce(0, request("y", 1), kStart);
+  agreement.announce(0, remove, kStart);
+  agreement.announce(0, request("z"), kStart);
+  agreement.announce(1, request("z"), kStart);
+  agreement.join(2);
+  const auto decisions = agreement.take();
+  REQUIRE(decisions.size() == 4);
+  REQUIRE(decisions[0].type == Decision::Type::kFail);
+  REQUIRE(decisions[1].type == Decision::Type::kFail);
+  REQUIRE(decisions[2].type == Decision::Type::kSetRemoved);
+  REQUIRE(decisions[3].request->name() == "z");
+}
+
 TEST_CASE("named agreement: process sets come and go") {
   Agreement agreement(3);
   for (int rank = 0; rank < 3; ++rank) {

@@ -235,6 +235,72 @@ TEST_CASE("named engine: an abort fails all ranks, with the reason, and later ca
   }));
 }
 
+TEST_CASE("named engine: a rank that fails while a process set is made keeps nobody waiting") {
+  for (const ControlKind control : {ControlKind::kShm, ControlKind::kTcp}) {
+    MemoryStore store;
+    const auto before_lane = [](int rank) {
+      return [rank](int set, const std::function<void()>& look_around) {
+        if (set == 0) {
+          return;
+        }
+        if (rank == 2) {
+          throw Error("no memory left");
+        }
+        const Deadline deadline = patient();
+        while (!deadline.has_passed()) {  // for the third, who never comes
+          look_around();
+          std::this_thread::sleep_for(std::chrono::milliseconds(10));
+        }
+      };
+    };
+    require_no_errors(run_ranks(4, [&](int rank) {
+      const auto engine = make_engine(store, rank, 4, {}, control, nullptr, before_lane(rank));
+      auto add =
+          std::make_shared<FloatOperation>(NamedKind::kAddProcessSet, "add", std::vector<float>{});
+      add->editable->ranks = {0, 1, 2};
+      complete(*engine, add);
+      if (rank < 3) {
+        expect(contains(error_text(*add), "no memory left"), error_text(*add));
+      }
+      engine->shutdown();
+    }));
+  }
+}
+
+TEST_CASE(
+    "named engine: calls of a signal handler inside a wait are errors, and shutdown ends it") {
+  for (const ControlKind control : {ControlKind::kShm, ControlKind::kTcp}) {
+    MemoryStore store;
+    require_no_errors(run_ranks(2, [&](int rank) {
+      const auto engine = make_engine(store, rank, 2, {}, control);
+      if (rank == 1) {
+        auto never = all_reduce("of rank 1", {1.0F});
+        complete(*engine, never);
+        expect(contains(error_text(*never), "rank 0 aborted"), error_text(*never));
+        engine->shutdown();
+        return;
+      }
+      const auto handle = engine->submit(all_reduce("of rank 0", {1.0F}));
+      int calls = 0;
+      const std::function<void()> handler = [&] {
+        if (++calls > 1) {
+          return;
+        }
+        const auto inner = engine->submit(all_reduce("of the handler", {1.0F}));
+        const auto error = error_of([&] { engine->wait(inner, nullptr); });
+        expect(threw<GroupError>(error), "no error inside a wait");
+        expect(contains(text_of(error), "signal handler"), text_of(error));
+        engine->abort("twice is no harm");
+        engine->shutdown();
+      };
+      const auto operation = engine->wait(handle, &handler);
+      expect(operation->error != nullptr, "no error after the handler's shutdown");
+      engine->shutdown();
+      expect(!engine->is_running(), "still running");
+    }));
+  }
+}
+
 TEST_CASE("named engine: a stall can be an error that names the missing rank") {
   NamedOptions options;
   options.stall_shutdown = std::chrono::seconds(1);

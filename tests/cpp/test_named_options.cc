@@ -53,6 +53,20 @@ TEST_CASE("named options: times, switches and interfaces") {
   REQUIRE(NamedOptions::from_environment().stall_check == std::chrono::seconds(0));
 }
 
+TEST_CASE("named options: whole numbers may have a point, and switches may be words") {
+  const Variable check("HOROVOD_STALL_CHECK_TIME_SECONDS", "60.0");
+  REQUIRE(NamedOptions::from_environment().stall_check == std::chrono::seconds(60));
+  {
+    const Variable off("HOROVOD_STALL_CHECK_DISABLE", "True");
+    REQUIRE(NamedOptions::from_environment().stall_check == std::chrono::seconds(0));
+  }
+  const Variable off("HOROVOD_STALL_CHECK_DISABLE", "no");
+  REQUIRE(NamedOptions::from_environment().stall_check == std::chrono::seconds(60));
+  const Variable nonsense("HORON_STALL_CHECK_DISABLE", "maybe");
+  REQUIRE_THROWS_WITH(NamedOptions::from_environment(),
+                      "HORON_STALL_CHECK_DISABLE: expected a number of 0 or 1, got 'maybe'.");
+}
+
 TEST_CASE("named options: what is no number is an error that names the variable") {
   for (const char* value : {"64MB", "-1", "1.5", "0x10", " 1"}) {
     const Variable variable("HOROVOD_FUSION_THRESHOLD", value);

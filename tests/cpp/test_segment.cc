@@ -128,6 +128,16 @@ TEST_CASE("the first poison wins, among many threads too") {
   }
 }
 
+TEST_CASE("a rank that dies while it poisons does not keep the others from it") {
+  Segment segment = make_segment(2, small_options());
+  segment.head().poison.store(1);  // writing the text, for ever
+  REQUIRE_FALSE(segment.is_poisoned());
+  segment.poison(7, "somebody else");
+  REQUIRE(segment.is_poisoned());
+  REQUIRE(segment.is_poisoned(0));
+  REQUIRE(segment.poison_text() == "a rank failed, and died before it could say why");
+}
+
 TEST_CASE("a poison text that is too long is cut") {
   Segment segment = make_segment(1, small_options());
   segment.poison(0, std::string(5000, 'x'));

@@ -255,6 +255,42 @@ TEST_CASE("tcp control: a rank that never comes is named") {
   CHECK(contains(text_of(alone), "a connection to rank 0 (127.0.0.1 port 1): no address answered"));
 }
 
+TEST_CASE("tcp control: a rank that gave up before it was answered is not counted") {
+  MemoryStore store;
+  require_no_errors(run_ranks(2, [&](int rank) {
+    if (rank == 0) {
+      const auto peers = meet_coordinator(store, 0, 2, "lo", patient_context());
+      char byte = 0;
+      receive_all(peers.at(0).socket.get(), &byte, sizeof byte, patient_context());
+      expect(byte == 7, "another connection than the one that is used");
+      return;
+    }
+    // The first attempt greets as rank 1 does, and is gone before the answer comes.
+    const std::string place = store.get("horon/meeting/1/coordinator", patient());
+    std::istringstream in(place);
+    std::uint64_t nonce = 0;
+    std::uint16_t port = 0;
+    in >> nonce >> port;
+    {
+      const UniqueFd hasty = begin_connect("127.0.0.1", port);
+      struct {
+        std::uint64_t magic = 0x32306c74636e7268;
+        std::uint64_t nonce = 0;
+        std::int64_t pid = 1;
+        std::int32_t rank = 1;
+        char host[64] = "gone";
+        std::int32_t reserved = 0;
+      } greeting;
+      greeting.nonce = nonce;
+      expect(wait_for_socket(hasty.get(), POLLOUT, patient_context()), "no connection");
+      send_all(hasty.get(), &greeting, sizeof greeting, patient_context());
+    }
+    const auto peers = meet_coordinator(store, 1, 2, "lo", patient_context());
+    const char byte = 7;
+    send_all(peers.at(0).socket.get(), &byte, sizeof byte, patient_context());
+  }));
+}
+
 TEST_CASE("tcp control: an interface that does not exist") {
   const auto error = error_of([] { own_addresses("lo0x,eth77"); });
   REQUIRE(threw<UsageError>(error));

@@ -48,9 +48,9 @@ TEST_CASE("messages and their descriptors arrive whole and in order") {
     files.push_back(create_shared_file(4096, 4096));
     raw.push_back(files.back().get());
   }
-  send_message(connection.client.get(), {42, 3, 0}, raw);
-  send_message(connection.client.get(), {43, 4, 0}, {raw[7]});
-  send_message(connection.client.get(), {44, 5, 0}, {});
+  send_message(connection.client.get(), {42, 3, 0}, raw, patient());
+  send_message(connection.client.get(), {43, 4, 0}, {raw[7]}, patient());
+  send_message(connection.client.get(), {44, 5, 0}, {}, patient());
   std::vector<UniqueFd> received;
   SocketMessage message = receive_message(connection.server.get(), &received, patient());
   REQUIRE(message.nonce == 42);
@@ -83,7 +83,7 @@ TEST_CASE("nobody there, nobody speaking, nobody left") {
   REQUIRE_THROWS_AS(receive_message(connection.server.get(), &received, soon()), TimeoutError);
   connection.client.reset();
   REQUIRE_THROWS_AS(receive_message(connection.server.get(), &received, patient()), Error);
-  REQUIRE_THROWS_AS(send_message(connection.server.get(), {}, {}), Error);
+  REQUIRE_THROWS_AS(send_message(connection.server.get(), {}, {}, patient()), Error);
   REQUIRE(received.empty());
 }
 
