@@ -50,14 +50,15 @@ class CollectiveTask final : public Task {
   void execute() noexcept override {
     call_out_.emplace();
     try {
-      const WaitContext context{deadline_, interrupt_check()};
+      const WaitContext context{deadline_,
+                                InterruptScope::is_active() ? interrupt_check() : nullptr};
       collective_.run([&](const Request& request) {
         is_started_ ? group_->transport().complete(request, context)
                     : group_->transport().run(request, context);
       });
       collective_.finish();
     } catch (...) {
-      error_ = std::current_exception();
+      error_ = without_python(std::current_exception());
       // Here, while it is this operation's turn: the group may be gone before complete().
       if (ends_group(error_)) {
         group_->set_failed();
@@ -310,7 +311,9 @@ c10::intrusive_ptr<c10d::Window> HoronBackend::new_window(const std::optional<at
 }
 #endif
 
-bool HoronBackend::supportsCoalescing() const { return is_shared() || has_gpu_parts(); }
+// Without GPUs as Gloo: batch_isend_irecv then returns a Work for each message, and an error in the
+// middle of a batch leaves nothing open in torch.distributed.
+bool HoronBackend::supportsCoalescing() const { return has_gpu_parts() && has_gpus(); }
 
 void HoronBackend::startCoalescing() {
   const std::lock_guard lock(coalescing_mutex_);

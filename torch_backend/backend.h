@@ -90,6 +90,8 @@ class HoronBackend final : public c10d::Backend {
   // Connects the communicator before the first operation: init_process_group(device_id=...).
   void eagerConnectSingleDevice(at::Device device) override;
 
+  void enableCollectivesTiming() override {}  // there are no events to be timed
+
   bool supportsCoalescing() const override;
   void startCoalescing() override;
   WorkPtr endCoalescing() override;

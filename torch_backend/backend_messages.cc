@@ -33,6 +33,12 @@ class GlooMessageWork final : public HoronWork {
 
   int sourceRank() const override { return inner_->sourceRank(); }
 
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override {
+    TORCH_CHECK_NOT_IMPLEMENTED(
+        false, "horon: get_future: messages between hosts travel over Gloo, which tells of their ",
+        "end only to who waits: call wait().");
+  }
+
  private:
   const c10::intrusive_ptr<c10d::Work> inner_;
   std::once_flag waited_;

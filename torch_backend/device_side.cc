@@ -3,6 +3,8 @@
 #include <c10/util/Exception.h>
 
 #ifdef HORON_CUDA
+#include <c10/cuda/CUDAFunctions.h>
+
 #include "cuda/cuda_group.h"
 #include "cuda/cuda_watcher.h"
 #include "cuda/stream_drain.h"
@@ -22,6 +24,8 @@ std::string how_to_get_gpu_parts() {
 
 bool has_gpu_parts() { return true; }
 
+bool has_gpus() { return c10::cuda::device_count() > 0; }
+
 std::shared_ptr<DeviceSide> make_device_side(DeviceSideParts parts) {
   return std::make_shared<CudaGroup>(std::move(parts));
 }
@@ -35,6 +39,8 @@ void stop_watching_devices() { CudaWatcher::instance().stop(); }
 #else
 
 bool has_gpu_parts() { return false; }
+
+bool has_gpus() { return false; }
 
 std::shared_ptr<DeviceSide> make_device_side(DeviceSideParts /*parts*/) {
   TORCH_CHECK(false, "horon: ", how_to_get_gpu_parts());

@@ -64,6 +64,8 @@ class DeviceSide {
 
 // Whether this build can carry tensors of GPUs.
 bool has_gpu_parts();
+// Whether this process sees a GPU. Initializes nothing.
+bool has_gpus();
 // What to say of a CUDA tensor where it can not.
 std::string how_to_get_gpu_parts();
 

@@ -1,6 +1,7 @@
 #include "errors.h"
 
 #include <c10/util/Exception.h>
+#include <pybind11/pybind11.h>
 
 #include "core/error.h"
 
@@ -30,6 +31,17 @@ std::exception_ptr translated(const std::exception_ptr& error) {
     }
   } catch (...) {
     return std::current_exception();
+  }
+}
+
+std::exception_ptr without_python(const std::exception_ptr& error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const pybind11::error_already_set&) {
+    return std::make_exception_ptr(
+        GroupError("a signal handler raised an exception in the middle of it, on this rank"));
+  } catch (...) {  // classification only
+    return error;
   }
 }
 

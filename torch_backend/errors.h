@@ -15,4 +15,8 @@ std::exception_ptr translated(const std::exception_ptr& error);
 // True for errors after which the group can not go on.
 bool ends_group(const std::exception_ptr& error);
 
+// What a Work may keep of an error: Python's exceptions belong to the call that they interrupted,
+// and can be raised once only.
+std::exception_ptr without_python(const std::exception_ptr& error);
+
 }  // namespace horon::torch_backend

@@ -12,6 +12,9 @@
 #include <mutex>
 #include <optional>
 
+#include "core/error.h"
+#include "core/log.h"
+
 namespace horon::torch_backend {
 
 template <typename... Args>
@@ -40,7 +43,12 @@ class HookTable {
       hooks = hooks_;
     }
     for (const auto& [id, hook] : *hooks) {
-      hook(args...);
+      try {
+        hook(args...);
+      } catch (const std::exception& error) {
+        // Whoever comes by here has an operation to end, on a thread of its own or a user's.
+        log_warning(concat("a hook of a process group raised an exception: ", error.what()));
+      }
     }
   }
 

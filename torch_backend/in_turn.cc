@@ -11,7 +11,11 @@ void run_in_turn(Group& group, Hooks& hooks, std::chrono::milliseconds timeout,
   const WaitContext context{Deadline::after(timeout), interrupt_check()};
   const InterruptScope interrupts;
   try {
-    group.lane()->run([&] { operation(context); });
+    const auto give_up = [&] {
+      group.set_failed();
+      group.transport().abort("a signal interrupted an operation that waited for its turn");
+    };
+    group.lane()->run([&] { operation(context); }, context.check_interrupt, give_up);
     stay_if_process_exits();
   } catch (...) {
     if (ends_group(std::current_exception())) {

@@ -21,6 +21,8 @@ InterruptScope::InterruptScope() : outer_(innermost_scope) { innermost_scope = t
 
 InterruptScope::~InterruptScope() { innermost_scope = outer_; }
 
+bool InterruptScope::is_active() { return innermost_scope != nullptr; }
+
 void InterruptScope::rethrow() const {
   if (raised_) {
     std::rethrow_exception(raised_);

@@ -22,6 +22,9 @@ class InterruptScope {
   // Throws what a signal handler raised on this thread since the scope began.
   void rethrow() const;
 
+  // Whether this thread is in such a call: else nobody would deliver what a handler raises.
+  static bool is_active();
+
  private:
   friend void keep_interrupt(std::exception_ptr error);
 

@@ -35,14 +35,28 @@ bool HoronWork::is_finished() const {
   return completed_;
 }
 
+namespace {
+
+// For calls that come with the GIL held, as is_completed() and get_future() do: what they run may
+// need other threads of this process, which may want it.
+class WithoutGil {
+ public:
+  WithoutGil() {
+    if (Py_IsInitialized() != 0 && PyGILState_Check() != 0) {
+      released_.emplace();
+    }
+  }
+
+ private:
+  std::optional<pybind11::gil_scoped_release> released_;
+};
+
+}  // namespace
+
 bool HoronWork::isCompleted() {
   if (const auto group = origin_.group.lock(); group != nullptr && !is_finished()) {
     group->check_process("is_completed");
-    // is_completed() comes with the GIL held; hooks and callbacks may want it on other threads.
-    std::optional<pybind11::gil_scoped_release> no_gil;
-    if (Py_IsInitialized() != 0 && PyGILState_Check() != 0) {
-      no_gil.emplace();
-    }
+    const WithoutGil no_gil;
     origin_.mover == Mover::kLane ? group->lane()->poll() : group->p2p()->poll();
   }
   return is_finished();
@@ -117,6 +131,7 @@ c10::intrusive_ptr<c10::ivalue::Future> HoronWork::getFuture() {
       group->p2p()->watch();
     } else if (group->lane()->on_progress_thread()) {
       // That may be a callback, which nobody else would help.
+      const WithoutGil no_gil;
       group->lane()->help_until([this] { return is_finished(); });
     } else {
       group->lane()->hand_over();

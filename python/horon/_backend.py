@@ -30,7 +30,8 @@ def create_backend(opts: Any, pg_options: Any = None) -> Any:
 
     Args:
         opts: torch's ``_DistributedBackendOptions``.
-        pg_options: ``horon.Options``, or None for the defaults.
+        pg_options: ``horon.Options``, or None for the defaults. NCCL's are taken for None: torch passes
+            one object to the backends of all devices.
 
     Returns:
         A ``c10d::Backend``. Blocks until every rank of the group has come.
@@ -43,6 +44,8 @@ def create_backend(opts: Any, pg_options: Any = None) -> Any:
         options = Options()
     elif isinstance(pg_options, Options):
         options = pg_options.__copy__()
+    elif getattr(pg_options, "backend", None) == "nccl":  # "cpu:horon,cuda:nccl": both get the same ones
+        options = Options()
     else:
         raise TypeError(f"horon: pg_options: expected horon.Options, got {type(pg_options).__name__}")
     options._timeout = opts.timeout

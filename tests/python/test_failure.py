@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -210,6 +211,51 @@ def test_exit_right_after_the_last_collective_fails_nobody(how: str) -> None:
             assert_clean_exits(outcomes)
         except AssertionError as error:
             raise AssertionError(f"turn {turn}, {count} elements: {error}") from None
+
+
+class _DeadlyStore(dist.Store):
+    """Kills the process that says that it has joined, before it is said."""
+
+    def __init__(self, inner: dist.Store) -> None:
+        super().__init__()
+        self._inner = inner
+
+    def set(self, key: str, value: Any) -> None:
+        if "joined/" in key:
+            os.kill(os.getpid(), signal.SIGKILL)
+        self._inner.set(key, value)
+
+    def get(self, key: str) -> bytes:
+        return bytes(self._inner.get(key))
+
+    def add(self, key: str, amount: int) -> int:
+        return self._inner.add(key, amount)
+
+    def wait(self, keys: list[str], timeout: timedelta = timedelta(seconds=50)) -> None:
+        self._inner.wait(keys, timeout)
+
+
+def _killed_while_the_group_is_made(rank: int, world_size: int, path: str) -> None:
+    inner = dist.FileStore(path, world_size)
+    began_s = time.monotonic()
+    message = expect_error(
+        lambda: dist.init_process_group(
+            "horon",
+            store=_DeadlyStore(inner) if rank == 2 else inner,
+            rank=rank,
+            world_size=world_size,
+            timeout=timedelta(seconds=50),
+        )
+    )
+    assert time.monotonic() - began_s < 20
+    assert "rank 2" in message and "died while the group was made" in message, message
+
+
+def test_killed_while_a_group_is_made(tmp_path: Path) -> None:
+    gloo_lacks("waits for the timeout")
+    path = str(tmp_path / "store")
+    outcomes = run_fresh_processes(_killed_while_the_group_is_made, 3, path, init=False, timeout=60)
+    assert_clean_exits(outcomes, [0, 0, -signal.SIGKILL])
 
 
 def _interrupted(rank: int, world_size: int, kind: str, caught: bool) -> float | None:

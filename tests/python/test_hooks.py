@@ -11,6 +11,7 @@ import time
 from datetime import timedelta
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from harness import BACKEND, assert_clean_exits, expect_error, gloo_lacks, needs_torch_215, run_fresh_processes, store
@@ -130,6 +131,36 @@ def _abort_hook(rank: int, world_size: int) -> None:
     dist.barrier()
     backend.abort()
     assert calls and set(calls) == {1}, calls
+
+
+def _raising_abort_hook(rank: int, world_size: int, kind: str) -> None:
+    dist.all_reduce(torch.ones(3))
+    if rank == 1:
+        store().wait(["done"], timedelta(seconds=20))
+        return
+
+    def hook() -> None:
+        raise OSError("no space left for the dump")
+
+    backend = dist.group.WORLD._get_backend(torch.device("cpu"))  # type: ignore[union-attr]
+    backend.register_abort_hook(1, hook)
+    if kind == "abort":
+        backend.abort()
+        message = expect_error(lambda: dist.all_reduce(torch.ones(3)))
+    elif kind == "recv":
+        message = expect_error(lambda: dist.irecv(torch.ones(3), 1).wait(), within_s=8)  # type: ignore[union-attr]
+    else:
+        message = expect_error(lambda: dist.all_reduce(torch.ones(1 << 20), async_op=kind == "asynchronous").wait())
+    assert "no space left" not in message, message
+    store().set("done", "1")
+
+
+@pytest.mark.parametrize("kind", ["synchronous", "asynchronous", "recv", "abort"])
+def test_an_abort_hook_that_raises_hides_nothing_and_kills_nobody(kind: str) -> None:
+    gloo_lacks("does not call abort hooks")
+    outcomes = run_fresh_processes(_raising_abort_hook, 2, kind, group_timeout_s=2, timeout=40)
+    assert_clean_exits(outcomes)
+    assert "no space left for the dump" in outcomes[0].stderr
 
 
 def test_abort_hooks_run() -> None:

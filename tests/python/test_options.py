@@ -133,6 +133,10 @@ def _wrong(rank: int, size: int) -> None:
             "TypeError",
             "horon.Options",
         )
+    if hasattr(dist, "ProcessGroupNCCL"):
+        with cases("NCCL's, of cpu:horon,cuda:nccl"):
+            group = dist.new_group(backend="horon", pg_options=dist.ProcessGroupNCCL.Options())
+            _everything_works(group, rank, size)
     with cases("ranks with different values"):
         options = horon.Options()
         options.ring_bytes = 65536 * (1 + rank)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -191,6 +193,46 @@ def _batch_ring(rank: int, world_size: int) -> None:
 @pytest.mark.parametrize("world_size", [2, 3, 5])
 def test_batch_isend_irecv_ring(world_size: int) -> None:
     run_ranks(_batch_ring, world_size)
+
+
+def _batch_with_an_error(rank: int, world_size: int) -> None:
+    peer = 1 - rank
+    good = torch.full((4,), float(rank))
+    bad = torch.zeros(1).expand(4)  # cannot be written
+    expect_error(lambda: dist.batch_isend_irecv([dist.P2POp(dist.irecv, bad, peer)]))
+    total = torch.ones(3)
+    dist.all_reduce(total)
+    assert (total == world_size).all()
+    received = torch.zeros(4)
+    works = dist.batch_isend_irecv([dist.P2POp(dist.isend, good, peer), dist.P2POp(dist.irecv, received, peer)])
+    assert len(works) == 2
+    for work in reversed(works):
+        work.wait()
+    assert (received == peer).all()
+
+
+def test_batch_isend_irecv_with_an_error_leaves_nothing_open() -> None:
+    run_ranks(_batch_with_an_error, 2)
+
+
+def _future_in_a_callback(rank: int, world_size: int) -> None:
+    a, b, message = torch.ones(1 << 18), torch.ones(1 << 18), torch.ones(3)
+    if rank == 0:
+        first = dist.all_reduce(a, async_op=True)
+        second = dist.all_reduce(b, async_op=True)
+        first.get_future().then(lambda _: second.get_future())
+        time.sleep(0.6)
+        dist.send(message, 1)  # needs the GIL, which the callback must not keep
+        second.wait()
+    else:
+        time.sleep(0.3)
+        dist.all_reduce(a)
+        dist.recv(message, 0)
+        dist.all_reduce(b)
+
+
+def test_a_callback_that_asks_for_a_future_does_not_block_the_process() -> None:
+    run_ranks(_future_in_a_callback, 2)
 
 
 def _size_mismatch(rank: int, world_size: int, sent: int, expected: int) -> None:
