@@ -248,6 +248,10 @@ class BuildPackage(build_py):
 class BuildExtension(build_ext):
     """Runs CMake for horon._C, and writes horon/_build_info.py beside it."""
 
+    def run(self) -> None:
+        self.is_in_place = bool(self.inplace or self.editable_mode)  # setuptools clears the first meanwhile
+        super().run()
+
     def build_extension(self, ext: Extension) -> None:
         version = torch_version()
         check_toolchain()
@@ -289,7 +293,7 @@ class BuildExtension(build_ext):
         asked = os.environ.get("HORON_UNITY", "")
         if asked not in ("", "0", "1"):
             stop(f"HORON_UNITY is '{asked}'; expected 0 or 1.")
-        return asked == "1" or (asked == "" and not self.inplace and not self.editable_mode)
+        return asked == "1" or (asked == "" and not self.is_in_place)
 
     def jobs(self) -> int:
         """MAX_JOBS as in torch's own builds, else the cores that this process may use."""

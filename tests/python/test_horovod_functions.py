@@ -137,6 +137,34 @@ def test_optimizer_options() -> None:
     run_ranks(_fresh_and_different, 2)
 
 
+def _sparse_optimizer_state(rank: int, size: int) -> None:
+    with horovod() as hvd:
+        for cls, bag, distributed in itertools.product(
+            (torch.optim.SparseAdam, torch.optim.SGD), (False, True), (False, True)
+        ):
+            kind = torch.nn.EmbeddingBag if bag else torch.nn.Embedding
+            model = torch.nn.Sequential(kind(6, 3, sparse=True))
+            dense = [] if cls is torch.optim.SparseAdam else [torch.nn.Parameter(torch.ones(2))]
+            optimizer = cls([*model.parameters(), *dense], lr=0.1)
+            if distributed:
+                named = [*model.named_parameters(), *(("dense", parameter) for parameter in dense)]
+                optimizer = hvd.DistributedOptimizer(optimizer, named)
+            hvd.broadcast_optimizer_state(optimizer, 0, model if dense else None)
+            hvd.broadcast_parameters(model.state_dict(), 0)
+            for parameter in dense:
+                assert parameter.grad is not None and not parameter.grad.any()
+            before = model[0].weight.detach().clone()
+            model(torch.tensor([[1, 2]])).sum().backward()  # no zero_grad() before the first step
+            optimizer.step()
+            assert model[0].weight.grad.is_sparse
+            changed = (model[0].weight != before).any(dim=1)
+            assert changed.tolist() == [False, True, True, False, False, False]
+
+
+def test_optimizer_state_leaves_sparse_gradients_sparse() -> None:
+    run_ranks(_sparse_optimizer_state, 2)
+
+
 def _sparse(rank: int, size: int) -> None:
     with horovod() as hvd:
         for op in (hvd.Average, hvd.Sum):

@@ -33,7 +33,18 @@ hvd.shutdown()
 hvd.init()
 hvd.barrier()
 """
-LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_", "OMPI_", "PMI", "HOROVOD_", "MASTER_", "PRTE_", "GROUP_")
+LAUNCHER_VARIABLES = (
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_",
+    "OMPI_",
+    "PMI",
+    "HOROVOD_",
+    "MASTER_",
+    "PRTE_",
+    "GROUP_",
+    "SLURM_",
+)
 
 
 def _environment(**more: str) -> dict[str, str]:
@@ -122,6 +133,26 @@ def test_mpi_variables_without_mpi(script: Path, tmp_path: Path) -> None:
                 OMPI_COMM_WORLD_LOCAL_RANK=str(rank),
                 PMIX_NAMESPACE=f"test-{os.getpid()}",
                 **shared,
+            ),
+        )
+        for rank in range(2)
+    ]
+    assert _run(commands, script.parent) == [[0, 2, 0, 2, 0, 1], [1, 2, 1, 2, 0, 1]]
+
+
+def test_srun_on_one_node(script: Path, tmp_path: Path) -> None:
+    """As ``srun --mpi=pmix -n 2`` does it: no MPI variable says how many there are."""
+    step = {"SLURM_JOB_ID": str(os.getpid()), "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_NODES": "1", "SLURM_NTASKS": "2"}
+    commands = [
+        (
+            [sys.executable, str(script)],
+            _environment(
+                SLURM_PROCID=str(rank),
+                SLURM_LOCALID=str(rank),
+                PMIX_RANK=str(rank),
+                SLURM_STEP_NUM_TASKS="2",
+                TMPDIR=str(tmp_path),
+                **step,
             ),
         )
         for rank in range(2)
@@ -311,3 +342,37 @@ def _subset(rank: int, size: int) -> None:
 
 def test_subset_of_the_ranks() -> None:
     run_ranks(_subset, 3)
+
+
+class _WhoAmI(torch.utils.data.Dataset):
+    """What a dataset asks in a DataLoader's worker."""
+
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, index: int) -> list[int]:
+        import horon.torch as hvd
+
+        place = [os.getpid(), int(hvd.is_initialized()), hvd.rank(), hvd.size()]
+        refused = False
+        try:
+            hvd.init()
+        except RuntimeError as error:
+            refused = "forked" in str(error) and "spawn" in str(error)
+        return [*place, int(refused)]
+
+
+def _in_workers(rank: int, size: int) -> None:
+    with horovod() as hvd:
+        loader = torch.utils.data.DataLoader(_WhoAmI(), num_workers=1, multiprocessing_context="fork", timeout=30)
+        for batch in loader:
+            pid, *found = [int(number) for number in batch]
+            assert pid != os.getpid()
+            # A lone process may be initialised again: there is nobody to be waited for.
+            assert found == [1, rank, size, int(size > 1)], found
+        assert hvd.allreduce(torch.ones(2), op=hvd.Sum).tolist() == [size] * 2
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_forked_workers_know_their_rank(size: int) -> None:
+    run_ranks(_in_workers, size)

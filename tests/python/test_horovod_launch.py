@@ -17,6 +17,17 @@ OMPI = {
     "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
     "PMIX_NAMESPACE": "1923481601",
 }
+SRUN = {
+    "PMIX_RANK": "1",
+    "SLURM_PROCID": "1",
+    "SLURM_STEP_NUM_TASKS": "2",
+    "SLURM_LOCALID": "1",
+    "SLURM_STEP_NUM_NODES": "1",
+    "SLURM_NTASKS": "2",
+    "SLURM_JOB_ID": "7",
+    "SLURM_STEP_ID": "3",
+}
+BATCH_STEP = {"SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_LOCALID": "0", "SLURM_JOB_ID": "7"}
 HOROVOD = {
     "HOROVOD_RANK": "5",
     "HOROVOD_SIZE": "6",
@@ -38,6 +49,12 @@ HOROVOD = {
         ({**OMPI, **TORCHRUN}, "torchrun", 3, 4, 1, 2),
         ({**OMPI, **TORCHRUN, **HOROVOD}, "horovod", 5, 6, 1, 2),
         ({"RANK": "1"}, "alone", 0, 1, 0, 1),  # a size is missing
+        (SRUN, "srun", 1, 2, 1, 2),
+        ({**SRUN, "SLURM_STEP_NUM_NODES": "2", "SLURM_LOCALID": "0"}, "srun", 1, 2, 0, None),
+        ({**SRUN, **OMPI}, "mpirun", 1, 2, 1, 2),
+        ({**SRUN, "SLURM_PROCID": "0", "PMIX_RANK": "0", "SLURM_STEP_NUM_TASKS": "1"}, "alone", 0, 1, 0, 1),
+        (BATCH_STEP, "alone", 0, 1, 0, 1),
+        ({"PMIX_RANK": "1"}, "pmix", 0, 1, 0, 1),
     ],
 )
 def test_who_am_i(environment, launcher, rank, size, local_rank, local_size) -> None:
@@ -62,6 +79,9 @@ def test_job_ids() -> None:
     one, other = find_launch(OMPI), find_launch({**OMPI, "PMIX_NAMESPACE": "7"})
     assert one.job_id and other.job_id and one.job_id != other.job_id
     assert find_launch({**OMPI, "OMPI_COMM_WORLD_RANK": "0"}).job_id == one.job_id
+    steps = [find_launch({**SRUN, "SLURM_STEP_ID": step}).job_id for step in ("3", "4", "")]
+    assert steps[0] and steps[1] and steps[0] != steps[1] and steps[2] is None
+    assert find_launch({**SRUN, "SLURM_RESTART_COUNT": "1"}).job_id != steps[0]
 
 
 @pytest.mark.parametrize(
@@ -81,8 +101,10 @@ def test_nowhere_to_meet() -> None:
     from horon.common._launch import find_launch
     from horon.common._rendezvous import make_store
 
-    with pytest.raises(ValueError, match="MASTER_ADDR"):
-        make_store(find_launch(HOROVOD), timedelta(seconds=1))
+    nodes = {**SRUN, "SLURM_STEP_NUM_NODES": "2"}
+    for environment in (HOROVOD, nodes, {"PMIX_RANK": "1"}):
+        with pytest.raises(ValueError, match="MASTER_ADDR"):
+            make_store(find_launch(environment), timedelta(seconds=1))
 
 
 def test_file_store_in_the_session_folder(tmp_path: Path) -> None:

@@ -129,7 +129,10 @@ def test_reduce_ops() -> None:
         ("horon.common.process_sets", "ProcessSet global_process_set add_process_set remove_process_set"),
         ("horon.common.exceptions", "HorovodInternalError HostsUpdatedInterrupt HorovodVersionMismatchError"),
         ("horon.common.elastic", "State ObjectState run_fn"),
-        ("horon.common.util", "split_list num_rank_is_power_2 is_iterable env"),
+        ("horon.common.util", "split_list num_rank_is_power_2 is_iterable env is_version_greater_equal_than"),
+        ("horon.common.util", "extension_available gpu_available mpi_built gloo_built nccl_built ddl_built ccl_built"),
+        ("horon.data", "BaseDataLoader AsyncDataLoaderMixin"),
+        ("horon.data.data_loader_base", "BaseDataLoader AsyncDataLoaderMixin"),
     ],
 )  # fmt: skip
 def test_modules(module: str, names: str) -> None:
@@ -154,3 +157,19 @@ def test_built() -> None:
     assert type(hvd.nccl_built()) is int and type(hvd.cuda_built()) is bool
     with pytest.raises(ValueError, match="MPI is not enabled"):
         hvd.mpi_threads_supported()
+
+
+def test_util() -> None:
+    import horon.torch as hvd
+    from horon.common import util
+
+    for name in ("mpi", "gloo", "nccl", "ddl", "ccl"):
+        assert getattr(util, f"{name}_built")(verbose=True) == getattr(hvd, f"{name}_built")()
+    assert util.extension_available("torch", verbose=True) and not util.extension_available("tensorflow")
+    assert util.gpu_available("torch") == (hvd.cuda_built() and torch.cuda.is_available())
+    assert not util.gpu_available("tensorflow")
+    assert util.is_version_greater_equal_than("1.10.0", "1.9.1")
+    assert not util.is_version_greater_equal_than("2.0.0a1", "2.0.0")
+    for bad in ((1, "1.0.0"), ("1.0.0", "1.0")):
+        with pytest.raises(ValueError, match="is_version_greater_equal_than"):
+            util.is_version_greater_equal_than(*bad)

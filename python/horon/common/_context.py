@@ -26,6 +26,11 @@ from horon.common._rendezvous import make_store
 from horon.common._topology import Place, Topology, derive_topology, exchange_places, this_host
 
 NOT_INITIALIZED = "Horovod has not been initialized; use hvd.init()."
+_FORKED = (
+    "horon: hvd.init() in a process that was forked from one of {size} ranks after its hvd.init(): it would wait for "
+    "the other ranks in vain. hvd.rank() and hvd.size() work here as they are; remove the call. For a process that is "
+    "to be a rank, fork before hvd.init(), or start it anew (multiprocessing's 'spawn')."
+)
 
 
 class Registered(Protocol):
@@ -81,6 +86,9 @@ class Context:
         self._exit_registered = False
         self._counters: dict[tuple[str, int], Iterator[int]] = {}
         self._n_joins = 0
+        # Changes when ranks have started or joined together: some may not know what others agreed on before.
+        self.era = 0
+        self.generation = 0  # the number of this start, which all ranks count alike
         self.pending: dict[int, Pending] = {}
         # The engine's functions for what is called most; see _C.NamedEngine.calls.
         self.allreduce: Callable[..., int] = _refuse
@@ -89,7 +97,8 @@ class Context:
 
     @property
     def is_initialized(self) -> bool:
-        return self._engine is not None and self._pid == os.getpid()
+        """Also in a process forked afterwards, a DataLoader's worker for instance: it knows rank and size."""
+        return self._topology is not None
 
     @property
     def engine(self) -> _C.NamedEngine:
@@ -120,9 +129,12 @@ class Context:
         Raises:
             ValueError: A duplicate set (its index is the error's second argument), a rank outside of `comm`, or
                 nothing says where to meet.
+            RuntimeError: This process was forked from a rank, and there are others.
         """
         with self._lock:
             if self._pid != os.getpid():
+                if self._topology is not None and self._topology.size > 1:
+                    raise RuntimeError(_FORKED.format(size=self._topology.size))
                 self._forget_parent()
             if self._engine is None:
                 self._start(comm, process_sets)
@@ -172,6 +184,7 @@ class Context:
     def joined(self) -> None:
         """Counts from zero again: ranks that joined early have issued fewer operations than others."""
         self._n_joins += 1
+        self.era += 1
         self._counters.clear()
 
     def _start(self, comm: Any, process_sets: Sequence[Sequence[int]]) -> None:
@@ -203,6 +216,8 @@ class Context:
             raise
         self._counters.clear()
         self._n_joins = 0
+        self.era += 1
+        self.generation = generation
         self.pending = {}
         self.allreduce, self.take = engine.calls()
         _start_timeline(engine, launch.rank)

@@ -14,6 +14,8 @@ _JOB_VARIABLES = (
     "PMIX_NAMESPACE",
     "PMI_PORT",
 )
+# Of Slurm, where a job that is run again keeps its number.
+_STEP_VARIABLES = ("SLURM_CLUSTER_NAME", "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")
 _SESSION_FOLDERS = ("OMPI_MCA_orte_jobfam_session_dir", "PMIX_SERVER_TMPDIR", "PRTE_MCA_prte_top_session_dir")
 
 
@@ -22,7 +24,8 @@ class Launch:
     """This process's place in the job, as far as its environment tells.
 
     Attributes:
-        launcher: "torchrun", "mpirun", "horovod" (its variables are set), or "alone".
+        launcher: "torchrun", "mpirun", "horovod" (its variables are set), "srun", "alone", or "pmix": started by a
+            launcher that does not say how many processes there are; rank and size are those of a lone process.
         node: What ranks of one node have in common and others have not, or None: then the host's name decides.
         master_addr, master_port: Where the TCPStore is, if given.
         job_id: Unique to this job on this host, or None.
@@ -49,7 +52,7 @@ class Launch:
 
 
 def find_launch(environment: Mapping[str, str]) -> Launch:
-    """Reads rank, size and meeting point from the variables of Horovod, torchrun, Open MPI, or a PMI launcher.
+    """Reads rank, size and meeting point from the variables of Horovod, torchrun, Open MPI, a PMI launcher, or srun.
 
     The first of these whose rank and size are both set counts; with none of them, the process is alone.
 
@@ -78,13 +81,18 @@ def find_launch(environment: Mapping[str, str]) -> Launch:
         )
         break
     else:
-        return Launch("alone", 0, 1, 0, 1, 0, 1)
+        is_doubtful = bool(environment.get("PMIX_RANK")) and number("SLURM_STEP_NUM_TASKS") != 1
+        return Launch("pmix" if is_doubtful else "alone", 0, 1, 0, 1, 0, 1)
+    if launcher == "srun":
+        if launch.size == 1:
+            return Launch("alone", 0, 1, 0, 1, 0, 1)
+        launch = replace(launch, local_size=launch.size if number("SLURM_STEP_NUM_NODES") == 1 else None)
     address = environment.get("MASTER_ADDR") or None
     return replace(
         launch,
         master_addr=address,
         master_port=number("MASTER_PORT"),
-        job_id=_job_id(environment) if launch.launcher == "mpirun" else None,
+        job_id=_job_id(environment, launcher),
         session_folder=next((environment[name] for name in _SESSION_FOLDERS if environment.get(name)), None),
     )
 
@@ -113,6 +121,8 @@ _LAUNCHERS: Sequence[tuple[str, Sequence[str]]] = (
         ),
     ),
     ("mpirun", ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")),
+    # Of the step, which srun makes: in a batch script, a lone process, SLURM_NTASKS is what srun would start.
+    ("srun", ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID")),
 )
 
 
@@ -132,6 +142,9 @@ class _Numbers:
             raise ValueError(f"horon: {name}={text!r} is not a whole number.") from None
 
 
-def _job_id(environment: Mapping[str, str]) -> str | None:
-    parts = [f"{name}={environment[name]}" for name in _JOB_VARIABLES if environment.get(name)]
+def _job_id(environment: Mapping[str, str], launcher: str) -> str | None:
+    if launcher == "srun" and not (environment.get("SLURM_JOB_ID") and environment.get("SLURM_STEP_ID")):
+        return None
+    names = {"mpirun": _JOB_VARIABLES, "srun": _STEP_VARIABLES}.get(launcher, ())
+    parts = [f"{name}={environment[name]}" for name in names if environment.get(name)]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:24] if parts else None

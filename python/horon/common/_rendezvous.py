@@ -18,12 +18,18 @@ def make_store(launch: Launch, timeout: timedelta) -> Any:
     """Makes the job's store. Blocks until rank 0 serves it.
 
     torchrun: its own (``env://``). With MASTER_ADDR and MASTER_PORT: a TCPStore there, served by rank 0. Under mpirun
-    on one host: a file in the job's session folder. Alone: in this process.
+    and srun on one host: a file in the job's session folder. Alone: in this process.
 
     Raises:
-        ValueError: Nothing says where to meet.
+        ValueError: Nothing says where to meet, or how many ranks there are.
         torch.distributed.DistStoreError: Rank 0 did not come within `timeout`.
     """
+    if launch.launcher == "pmix":
+        raise ValueError(
+            "horon: PMIX_RANK is set, so a launcher has started this process, but nothing says how many there are. "
+            "Set HOROVOD_RANK and HOROVOD_SIZE, MASTER_ADDR to a host name of rank 0 and MASTER_PORT to a free port "
+            "there; for a process of its own, HOROVOD_RANK=0 and HOROVOD_SIZE=1."
+        )
     if launch.size == 1 and launch.launcher != "torchrun":
         return dist.HashStore()
     has_master = launch.master_addr is not None and launch.master_port is not None
@@ -47,7 +53,8 @@ def make_store(launch: Launch, timeout: timedelta) -> Any:
     raise ValueError(
         f"horon: {launch.size} ranks (found by the variables of {launch.launcher}) do not know where to meet: set "
         "MASTER_ADDR to a host name of rank 0 and MASTER_PORT to a free port there, the same for all ranks "
-        "(mpirun: -x MASTER_ADDR=... -x MASTER_PORT=...)."
+        "(mpirun: -x MASTER_ADDR=... -x MASTER_PORT=...; srun: export both before it, as the address "
+        "$(scontrol show hostnames $SLURM_JOB_NODELIST | head -n 1))."
     )
 
 

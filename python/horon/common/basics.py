@@ -15,9 +15,9 @@ from horon.common.process_sets import ProcessSet, global_process_set
 def init(comm: Sequence[int] | Any = None, process_sets: Sequence[ProcessSet] | str | None = None) -> None:
     """Starts horon. All ranks have to call it; it returns when all have come. A no-op when it has been called before.
 
-    Rank and size come from the variables of Horovod (HOROVOD_RANK, HOROVOD_SIZE, ...), torchrun, Open MPI or a PMI
-    launcher; without any, this process is alone. If there is no default torch.distributed group, it makes one of
-    backend "horon"; if there is one, it uses that group's ranks and store, whatever its backend.
+    Rank and size come from the variables of Horovod (HOROVOD_RANK, HOROVOD_SIZE, ...), torchrun, Open MPI, a PMI
+    launcher or srun; without any, this process is alone. If there is no default torch.distributed group, it makes one
+    of backend "horon"; if there is one, it uses that group's ranks and store, whatever its backend.
 
     Args:
         comm: Ranks of the job that take part (default: all), in the order of their new ranks, or an mpi4py
@@ -26,6 +26,7 @@ def init(comm: Sequence[int] | Any = None, process_sets: Sequence[ProcessSet] | 
 
     Raises:
         ValueError: A duplicate process set, a rank outside of `comm`, or nothing says where to meet.
+        RuntimeError: In a process forked from a rank that has called it, if there are others.
 
     Source: Horovod 0.28.1 ``init``.
     """
@@ -59,7 +60,11 @@ def shutdown() -> None:
 
 
 def is_initialized() -> bool:
-    """Whether init was called, and shutdown not since. Source: Horovod 0.28.1 ``is_initialized``."""
+    """Whether init was called, and shutdown not since; also True in processes forked meanwhile, where rank() and
+    size() work, but no collectives.
+
+    Source: Horovod 0.28.1 ``is_initialized``.
+    """
     return default_context.is_initialized
 
 

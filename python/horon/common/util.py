@@ -33,6 +33,68 @@ def is_iterable(x: Any) -> bool:
     return True
 
 
+def extension_available(ext_base_name: str, verbose: bool = False) -> bool:
+    """True for "torch", the only framework here. Source: Horovod 0.28.1 ``extension_available``."""
+    return ext_base_name == "torch"
+
+
+def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:
+    """Whether CUDA tensors work, for "torch". CUDA is not initialised for it. Source: Horovod ``gpu_available``."""
+    import torch
+
+    from horon.common import basics
+
+    return extension_available(ext_base_name) and basics.cuda_built() and torch.cuda.is_available()
+
+
+# The build's parts, as under the same names in horon.torch. Their module imports this one.
+
+
+def mpi_built(verbose: bool = False) -> bool:
+    from horon.common import basics
+
+    return basics.mpi_built()
+
+
+def gloo_built(verbose: bool = False) -> bool:
+    from horon.common import basics
+
+    return basics.gloo_built()
+
+
+def nccl_built(verbose: bool = False) -> int:
+    from horon.common import basics
+
+    return basics.nccl_built()
+
+
+def ddl_built(verbose: bool = False) -> bool:
+    from horon.common import basics
+
+    return basics.ddl_built()
+
+
+def ccl_built(verbose: bool = False) -> bool:
+    from horon.common import basics
+
+    return basics.ccl_built()
+
+
+def is_version_greater_equal_than(ver: str, target: str) -> bool:
+    """Whether a version is `target` or later.
+
+    Raises:
+        ValueError: No strings, or `target` is not of the form major.minor.patch.
+
+    Source: Horovod 0.28.1 ``is_version_greater_equal_than``.
+    """
+    from torch.torch_version import TorchVersion
+
+    if not isinstance(ver, str) or not isinstance(target, str) or target.count(".") != 2:
+        raise ValueError(f"horon: is_version_greater_equal_than: expected '1.2.3' as target, got {ver!r}, {target!r}.")
+    return bool(TorchVersion(ver) >= target)
+
+
 @contextmanager
 def env(**variables: str | None) -> Iterator[None]:
     """Sets environment variables for the length of a with block; None leaves one alone. Source: Horovod ``env``."""

@@ -7,13 +7,12 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 
 from horon import _C
 from horon.common._context import default_context
-from horon.common._reduce_ops import Average
+from horon.common._reduce_ops import Average, Max
 from horon.common.exceptions import HorovodInternalError
 from horon.common.process_sets import ProcessSet
 from horon.common.util import split_list
@@ -36,6 +35,13 @@ _DIRECT_BYTES = 256 * 1024
 _DIRECT_BYTES_ON_GPU = 1024 * 1024
 # Smaller ones go together, in the order of the backward pass, up to so many bytes at once.
 _BUCKET_BYTES = 1024 * 1024
+
+# Note [Layouts are compared by Max]
+# Buckets have to be the same on all ranks. Each rank has a digest d of its own, 0 < d < M, and the ranks reduce the
+# pair (d, M - d) by Max: the largest digest is the smallest one if all are equal. Ranks that have joined contribute
+# zeros, which change nothing. A rank that joins before its first step has not compared yet when the others have, and
+# would later do it alone; so all compare again after a join, from which they return together, and after an init.
+_DIGESTS_END = 2**56 + 1
 
 Groups = Sequence[Sequence[torch.Tensor]] | int | None
 
@@ -74,6 +80,8 @@ class GradientReducer:
     buckets and the memory for them are made in the first backward pass. synchronize() sends what has not gone out, and
     waits for all.
 
+    See Note [Layouts are compared by Max].
+
     Thread safety: one thread at a time, as for autograd of one model. Ownership: the hooks are taken off the
     parameters when the reducer dies.
     """
@@ -86,8 +94,12 @@ class GradientReducer:
         self.process_set = options.process_set
         self._slots = [Slot(parameter, name, order) for order, (name, parameter) in enumerate(named_parameters)]
         self._buckets: list[_Bucket] | None = None
-        self._digest = ""
-        self._digests: int | None = None  # handle of the ranks' comparison of their layouts, in the first step
+        self._digest = b""
+        # Optimizers are wrapped in the same order on all ranks; their first backward passes may come in any.
+        kind = f"gradient_layout.{default_context.generation}"
+        self._comparison_name = default_context.name(kind, None, id_of(options.process_set))
+        self._comparison: tuple[int, torch.Tensor] | None = None  # handle and result, while it is under way
+        self._compared_in_era: int | None = None
         self._hooks = self._make_hooks()
         # Autograd makes large gradients where they are reduced.
         direct = [slot.parameter for slot in self._slots if self._is_direct(slot) and slot.parameter.is_cpu]
@@ -107,7 +119,7 @@ class GradientReducer:
 
     def reset(self) -> None:
         """Forgets what was in flight."""
-        self._digests = None
+        self._comparison = None
         self._hooks.reset(self.passes)
         for bucket in self._buckets or ():
             bucket.handle = None
@@ -211,13 +223,11 @@ class GradientReducer:
 
     def _build(self) -> None:
         """Lays out the buckets, and starts to ask whether all ranks have the same."""
-        options = self._options
         buckets = self._slots_of_buckets()
         make_buffer = self._memory_for(buckets)
         layout = [self._parts_of(slots, make_buffer) for slots in buckets]
         described = [[[slot.describe() for slot in part.slots] for part in parts] for parts in layout]
-        digest = hashlib.sha256(repr(described).encode()).digest()
-        self._digest = digest[:4].hex()
+        self._digest = hashlib.sha256(repr(described).encode()).digest()
         self._buckets = [
             _Bucket(
                 parts,
@@ -230,10 +240,7 @@ class GradientReducer:
             slot: number for number, bucket in enumerate(self._buckets) for part in bucket.parts for slot in part.slots
         }
         self._hooks.set_buckets([number_of[slot] for slot in self._slots])
-        number = id_of(options.process_set)
-        name = default_context.name("gradient_layout", None, number)
-        mine = torch.tensor([int.from_bytes(digest[:7], "little")], dtype=torch.int64)
-        self._digests = default_context.engine.allgather([mine], [name], number)
+        self._start_comparison()
 
     def _slots_of_buckets(self) -> list[list[Slot]]:
         """Which parameters go together: the user's groups, else by size, dtype and the order of the backward pass."""
@@ -300,21 +307,47 @@ class GradientReducer:
     def _name_of(self, part: Part) -> str:
         """A parameter's own, as in Horovod; for several, the first one's, and what makes the layout unmistakable."""
         first = f"allreduce.{part.slots[0].name}"
-        return first if isinstance(part, Direct) else f"{first}+{len(part.slots) - 1}.{self._digest}"
+        return first if isinstance(part, Direct) else f"{first}+{len(part.slots) - 1}.{self._digest[:4].hex()}"
+
+    def _start_comparison(self) -> None:
+        digest = self._digest_as_number()
+        extremes = torch.tensor([digest, _DIGESTS_END - digest], dtype=torch.int64)
+        number = id_of(self._options.process_set)
+        name = self._comparison_name
+        handle = default_context.engine.allreduce([extremes], [extremes], [name], Max, 1.0, 1.0, number)
+        self._comparison = handle, extremes
+        self._compared_in_era = default_context.era
+
+    def _digest_as_number(self) -> int:
+        return 1 + int.from_bytes(self._digest[:7], "little")
 
     def _compare_layouts(self) -> None:
-        handle, self._digests = self._digests, None
-        if handle is None:
+        if self._comparison is None and self._compared_in_era != default_context.era:
+            self._start_comparison()
+        comparison, self._comparison = self._comparison, None
+        if comparison is None:
             return
-        digests: list[Any] = default_context.engine.wait(handle)[0].tolist()
-        mine = digests[self._options.process_set.rank() or 0]
-        others = [rank for rank, digest in enumerate(digests) if digest != mine]
-        if others:
+        handle, extremes = comparison
+        default_context.engine.wait(handle)
+        largest, end_minus_smallest = extremes.tolist()
+        if largest != _DIGESTS_END - end_minus_smallest:
             raise HorovodInternalError(
-                "DistributedOptimizer: names, shapes, dtypes, order or groups of the parameters differ between ranks: "
-                f"this one's are not those of rank(s) {others} of the process set. Build the same model and optimizer "
-                "on all ranks."
+                "DistributedOptimizer: names, shapes, dtypes, order or groups of the parameters differ between ranks"
+                f"{self._who_differs()}. Build the same model and optimizer on all ranks."
             )
+
+    def _who_differs(self) -> str:
+        """Asks all ranks, which know by now that they differ. Ranks that have joined can not answer."""
+        number = id_of(self._options.process_set)
+        mine = self._options.process_set.rank() or 0
+        row = torch.tensor([[mine, self._digest_as_number()]], dtype=torch.int64)
+        try:
+            handle = default_context.engine.allgather([row], [f"{self._comparison_name}.differs"], number)
+            rows: list[list[int]] = default_context.engine.wait(handle)[0].tolist()
+        except HorovodInternalError:
+            return ""
+        others = [rank for rank, digest in rows if digest != self._digest_as_number()]
+        return f": this one's are not those of rank(s) {others} of the process set"
 
 
 def _on_one_kind_of_device(groups: list[list[Slot]]) -> list[list[Slot]]:

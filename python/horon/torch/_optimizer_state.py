@@ -38,12 +38,14 @@ def broadcast_optimizer_state(
     """Makes every rank's optimizer equal to one rank's: options of the parameter groups, and state.
 
     No rank takes a step for it, so parameters stay as they are, and what the root has not, others lose. Where the
-    state was empty, parameters get a ``.grad`` of zeros if they have none, as scripts for Horovod expect.
+    state was empty, parameters get a ``.grad`` of zeros if they have none, as scripts for Horovod expect; but not those
+    with sparse gradients, which a dense one would make dense.
 
     Args:
         optimizer: Any but LBFGS, wrapped in a DistributedOptimizer or not. Parameters in the same order on all ranks.
         root_rank: A global rank.
-        model: Not used; Horovod needs it to find sparse parameters.
+        model: Says which parameters have sparse gradients: those of its Embedding and EmbeddingBag with
+            ``sparse=True``. Those of SparseAdam are known without it.
 
     Raises:
         ValueError: LBFGS; or the numbers of parameters differ from the root's.
@@ -67,10 +69,20 @@ def broadcast_optimizer_state(
     if not is_root:
         _take(optimizer, parameters, described)
     _broadcast_tensors(optimizer, parameters, described, root_rank)
-    if was_empty:
+    if was_empty and not isinstance(optimizer, torch.optim.SparseAdam):
+        sparse = _sparse_parameters(model)
         for parameter in parameters:
-            if parameter.requires_grad and parameter.grad is None:
+            if parameter.requires_grad and parameter.grad is None and parameter not in sparse:
                 parameter.grad = torch.zeros_like(parameter, requires_grad=False)
+
+
+def _sparse_parameters(model: torch.nn.Module | None) -> set[torch.Tensor]:
+    modules = model.modules() if model is not None else ()
+    return {
+        module.weight
+        for module in modules
+        if isinstance(module, torch.nn.Embedding | torch.nn.EmbeddingBag) and module.sparse
+    }
 
 
 def _describe(optimizer: torch.optim.Optimizer, parameters: list[torch.Tensor]) -> _Description:

@@ -47,11 +47,6 @@ class _CastCompressor(Compressor):
         return tensor.to(ctx)
 
 
-def dtype_sent_by(compression: type[Compressor]) -> torch.dtype | None:
-    """The dtype in which a compression sends floating point tensors; None if it is none of horon's casts."""
-    return compression.dtype if isinstance(compression, type) and issubclass(compression, _CastCompressor) else None
-
-
 class FP16Compressor(_CastCompressor):
     """Sends floating point tensors as float16 (largest number 65504). Source: Horovod 0.28.1 ``FP16Compressor``."""
 
@@ -62,6 +57,15 @@ class BF16Compressor(_CastCompressor):
     """Sends floating point tensors as bfloat16: float32's range with 8 bits of precision. Not in Horovod."""
 
     dtype = torch.bfloat16
+
+
+def dtype_sent_by(compression: type[Compressor]) -> torch.dtype | None:
+    """The dtype in which a compression sends floating point tensors; None if it is none of horon's casts.
+
+    A class derived from one of them is a compression of its own, whose methods have to be called.
+    """
+    casts: tuple[type[_CastCompressor], ...] = (FP16Compressor, BF16Compressor)
+    return next((cast.dtype for cast in casts if compression is cast), None)
 
 
 class Compression:

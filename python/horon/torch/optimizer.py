@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -31,11 +32,21 @@ class _DistributedOptimizer(torch.optim.Optimizer):
     """Horovod's name for it, which scripts read."""
     _horon_is_synchronized: bool
     _horon_synchronizes_in_step: bool
+    _horon_sets_to_none: bool
+    """What the optimizer's own zero_grad() does when it is called without arguments."""
+    op: int
+    gradient_predivide_factor: float
+    sparse_as_dense: bool
+    process_set: ProcessSet
 
     @property
     def backward_passes_per_step(self) -> int:
-        """Backward passes before gradients go out."""
+        """Backward passes before gradients go out. To set it is to call set_backward_passes_per_step()."""
         return self._horon_passes
+
+    @backward_passes_per_step.setter
+    def backward_passes_per_step(self, passes: int) -> None:
+        self.set_backward_passes_per_step(passes)
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Sets how many backward passes come before step() or synchronize(). Call it after a step.
@@ -76,8 +87,9 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         """Waits for the gradients, then takes the optimizer's step.
 
         Args:
-            closure: Computes the gradients and returns the loss; they are reduced each time after it ran. For LBFGS
-                the loss is averaged as well, since its search depends on it.
+            closure: Computes the gradients and returns the loss; they are reduced each time after it ran. Those that
+                are there already are reduced before. For LBFGS the loss is averaged as well, since its search depends
+                on it.
 
         Source: Horovod 0.28.1 ``step`` (which reduces before a closure runs, and not after).
         """
@@ -101,20 +113,31 @@ class _DistributedOptimizer(torch.optim.Optimizer):
     step.hooked = True  # type: ignore[attr-defined]
 
     def _with_synchronize(self, closure: Closure) -> Closure:
+        were_there = self._has_gradients()
+        if were_there:
+            self.synchronize()
+
         def synchronized() -> Any:
             loss = closure()
-            self.synchronize()
+            # Those that were there are not reduced twice if the closure has only looked at them.
+            if not were_there or self._has_gradients():
+                self.synchronize()
             if isinstance(self, torch.optim.LBFGS) and self._horon_reducer is not None:
                 loss = allreduce(torch.as_tensor(loss).detach(), process_set=self._horon_reducer.process_set)
             return loss
 
         return synchronized
 
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """Resets the gradients.
+    def _has_gradients(self) -> bool:
+        return self._horon_reducer is not None and self._horon_reducer.has_gradients
+
+    def zero_grad(self, *args: Any, **kwargs: Any) -> None:
+        """Resets the gradients, as the optimizer's own.
 
         Args:
-            set_to_none: Whether ``.grad`` becomes None, or zeros (which then stay in the arena).
+            args: As the optimizer's own, as a rule ``set_to_none``: whether ``.grad`` becomes None, or zeros (which
+                then stay in the arena).
+            kwargs: The same.
 
         Raises:
             AssertionError: Between backward() and step() or synchronize().
@@ -128,17 +151,18 @@ class _DistributedOptimizer(torch.optim.Optimizer):
                     "optimizer.zero_grad() was called after loss.backward() but before optimizer.step() or "
                     "optimizer.synchronize(). This is prohibited as it can cause a race condition."
                 )
+            set_to_none = kwargs.get("set_to_none", args[0] if args else self._horon_sets_to_none)
             if not set_to_none:
                 reducer.zero_in_place()
-        super().zero_grad(set_to_none)
+        super().zero_grad(*args, **kwargs)
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> None:
         """As the optimizer's own; gradients in flight are forgotten. Source: Horovod 0.28.1 ``load_state_dict``."""
         if self._horon_reducer is not None:
             self._horon_reducer.reset()
         self._horon_is_synchronized = False
         self._horon_synchronizes_in_step = True
-        super().load_state_dict(state_dict)
+        super().load_state_dict(*args, **kwargs)
 
 
 def DistributedOptimizer(
@@ -216,11 +240,22 @@ def DistributedOptimizer(
     wrapped._parameter_names = {parameter: name for name, parameter in named}
     wrapped._horon_is_synchronized = False
     wrapped._horon_synchronizes_in_step = True
+    wrapped._horon_sets_to_none = _sets_to_none(type(optimizer))
+    wrapped.op = op
+    wrapped.gradient_predivide_factor = gradient_predivide_factor
+    wrapped.sparse_as_dense = sparse_as_dense
+    wrapped.process_set = process_set
     wrapped._horon_reducer = None
     if process_set.included() and basics.size() > 1 and process_set.size() != 1:
         options = ReductionOptions(compression, op, gradient_predivide_factor, groups, sparse_as_dense, process_set)
         wrapped._horon_reducer = GradientReducer(named, backward_passes_per_step, options)
     return wrapped
+
+
+def _sets_to_none(own: type[torch.optim.Optimizer]) -> bool:
+    """Whether zero_grad() makes gradients None as far as one can see: some optimizers have a zero_grad of their own."""
+    set_to_none = inspect.signature(own.zero_grad).parameters.get("set_to_none")
+    return set_to_none is None or bool(set_to_none.default)
 
 
 def _make(added: type[Any], optimizer: torch.optim.Optimizer) -> Any:
@@ -239,7 +274,10 @@ def _make(added: type[Any], optimizer: torch.optim.Optimizer) -> Any:
 def _name_all(
     optimizer: torch.optim.Optimizer, named_parameters: Iterable[tuple[str, torch.Tensor]] | None
 ) -> list[tuple[str, torch.Tensor]]:
-    """The optimizer's parameters that need gradients, in its order, with their names."""
+    """The optimizer's parameters that need gradients, with their names, in the order of `named_parameters`.
+
+    The optimizer's own order, which its groups may have from sets, need not be the same on all ranks.
+    """
     all_parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     if named_parameters is None:
         given = [
@@ -267,7 +305,12 @@ def _name_all(
             "named_parameters was specified, but one or more model parameters were not named. Python object ids: "
             + ", ".join(map(str, unnamed))
         )
-    return [(name_of[parameter], parameter) for parameter in all_parameters if parameter.requires_grad]
+    is_optimized = set(all_parameters)
+    return [
+        (name, parameter)
+        for parameter, name in name_of.items()
+        if parameter in is_optimized and parameter.requires_grad
+    ]
 
 
 def _check_groups(groups: Any) -> None:

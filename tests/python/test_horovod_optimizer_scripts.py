@@ -1,0 +1,223 @@
+"""What scripts written for Horovod do with a DistributedOptimizer: optimizers with methods of their own, closures,
+several wrappers, sets of parameters, compressions derived from others, attributes."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from harness import on_gloo, run_ranks
+from horovod_session import horovod
+from torch import nn
+
+pytestmark = pytest.mark.skipif(on_gloo(), reason="horon's own")
+
+LARGE = 300 * 300  # goes by itself
+
+
+class _OwnZeroGrad(torch.optim.SGD):
+    """As apex's FusedAdam: methods without torch's arguments."""
+
+    calls = 0
+
+    def zero_grad(self) -> None:
+        self.calls += 1
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.grad = None
+
+    def load_state_dict(self, state_dict: dict[str, Any], strict: bool = True) -> None:
+        self.was_strict = strict
+        super().load_state_dict(state_dict)
+
+
+class _KeepsGradients(torch.optim.SGD):
+    """One whose zero_grad leaves zeros unless told otherwise."""
+
+    def zero_grad(self, set_to_none: bool = False) -> None:
+        super().zero_grad(set_to_none)
+
+
+def _step(optimizer: Any, parameter: nn.Parameter, factor: float) -> None:
+    (parameter * factor).sum().backward()
+    optimizer.step()
+
+
+def _own_methods(rank: int, size: int) -> None:
+    with horovod() as hvd:
+        for n_elements in (3, LARGE):
+            parameter = nn.Parameter(torch.zeros(n_elements))
+            optimizer = hvd.DistributedOptimizer(_OwnZeroGrad([parameter], lr=1.0), [("a", parameter)])
+            for _ in range(2):
+                optimizer.zero_grad()
+                assert parameter.grad is None
+                _step(optimizer, parameter, rank)
+            assert optimizer.calls == 2
+            torch.testing.assert_close(parameter.detach(), torch.full((n_elements,), -float(sum(range(size)))))
+            optimizer.load_state_dict(optimizer.state_dict(), strict=False)
+            assert optimizer.was_strict is False
+            optimizer.load_state_dict(state_dict=optimizer.state_dict())
+            assert optimizer.was_strict is True
+            with pytest.raises(TypeError):
+                optimizer.zero_grad(set_to_none=True)  # which its own would not take either
+
+            optimizer = hvd.DistributedOptimizer(_KeepsGradients([parameter], lr=1.0), [("a", parameter)])
+            optimizer.zero_grad(True)
+            for _ in range(2):
+                _step(optimizer, parameter, rank)
+                assert parameter.grad.eq(sum(range(size)) / size).all()
+                optimizer.zero_grad()
+                assert parameter.grad is not None and not parameter.grad.any()
+            optimizer.zero_grad(set_to_none=True)
+            assert parameter.grad is None
+
+
+def test_optimizers_with_methods_of_their_own() -> None:
+    run_ranks(_own_methods, 2)
+
+
+def _closures(rank: int, size: int) -> None:
+    with horovod() as hvd:
+        mean = sum(range(size)) / size
+        parameter = nn.Parameter(torch.zeros(3))
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD([parameter], lr=1.0), [("a", parameter)], op=hvd.Sum, backward_passes_per_step=2
+        )
+
+        def backward() -> torch.Tensor:
+            loss = (parameter * rank).sum()
+            loss.backward()
+            return loss
+
+        for n_passes in (1, 2):  # local gradients, and some under way
+            for _ in range(n_passes):
+                backward()
+            optimizer.step(lambda: 0.0)  # which only looks
+            torch.testing.assert_close(parameter.grad, torch.full((3,), n_passes * mean * size))
+            optimizer.zero_grad()
+
+        optimizer.set_backward_passes_per_step(1)
+        backward()
+        before = parameter.detach().clone()
+
+        def anew() -> torch.Tensor:
+            assert parameter.grad.eq(mean * size).all()  # reduced before the closure
+            optimizer.zero_grad()
+            return backward()
+
+        optimizer.step(anew)
+        torch.testing.assert_close(parameter.detach(), before - mean * size)
+        optimizer.zero_grad()
+        optimizer.step(backward)
+        torch.testing.assert_close(parameter.detach(), before - 2 * mean * size)
+
+
+def test_gradients_that_are_there_before_a_closure() -> None:
+    run_ranks(_closures, 2)
+
+
+def _two_optimizers(rank: int, size: int) -> None:
+    """Backward passes in another order on each rank, as in a GAN that alternates."""
+    with horovod() as hvd:
+        parameters = [nn.Parameter(torch.zeros(3)), nn.Parameter(torch.zeros(4))]
+        optimizers = [
+            hvd.DistributedOptimizer(torch.optim.SGD([p], lr=1.0), [(f"weight.{i}", p)])
+            for i, p in enumerate(parameters)
+        ]
+        for i in (0, 1) if rank == 0 else (1, 0):
+            (parameters[i] * (rank + 1)).sum().backward()
+        for optimizer in optimizers:
+            optimizer.step()
+        for parameter in parameters:
+            torch.testing.assert_close(parameter.detach(), torch.full_like(parameter, -1.5))
+
+
+def test_two_optimizers_in_any_order() -> None:
+    run_ranks(_two_optimizers, 2)
+
+
+def _sets_of_parameters(rank: int, size: int) -> None:
+    with horovod() as hvd:
+        torch.manual_seed(0)
+        model = nn.Sequential(*(nn.Linear(2 + i, 3 + i) for i in range(4)))
+        in_any_order = sorted(model.parameters(), key=lambda p: hash((p.shape, rank)))
+        for groups in (None, 2):
+            optimizer = hvd.DistributedOptimizer(
+                torch.optim.SGD([{"params": in_any_order[:3]}, {"params": in_any_order[3:]}], lr=1.0),
+                model.named_parameters(),
+                groups=groups,
+            )
+            optimizer.zero_grad()
+            model(torch.full((1, 2), float(rank))).sum().backward()
+            optimizer.step()
+            for parameter in model.parameters():
+                everyones = hvd.allgather(parameter.detach().unsqueeze(0))
+                assert all(torch.equal(everyones[0], one) for one in everyones)
+
+
+def test_parameter_groups_made_from_sets() -> None:
+    run_ranks(_sets_of_parameters, 3)
+
+
+def _derived_compression(rank: int, size: int) -> None:
+    import horon.torch as hvd
+
+    class Scaled(hvd.Compression.fp16):
+        """Keeps large gradients from overflowing."""
+
+        calls: ClassVar[list[str]] = []
+
+        @classmethod
+        def compress(cls, tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
+            cls.calls.append("compress")
+            return super().compress(tensor / 1024)
+
+        @classmethod
+        def decompress(cls, tensor: torch.Tensor, ctx: Any) -> torch.Tensor:
+            cls.calls.append("decompress")
+            return super().decompress(tensor, ctx) * 1024
+
+    with horovod():
+        for n_elements in (3, LARGE):
+            Scaled.calls.clear()
+            parameter = nn.Parameter(torch.zeros(n_elements))
+            optimizer = hvd.DistributedOptimizer(
+                torch.optim.SGD([parameter], lr=1.0), [("a", parameter)], compression=Scaled
+            )
+            _step(optimizer, parameter, 1e6)  # infinite in float16
+            torch.testing.assert_close(parameter.detach(), torch.full((n_elements,), -1e6), rtol=1e-3, atol=0)
+            assert Scaled.calls == ["compress", "decompress"]
+
+
+def test_a_compression_derived_from_fp16() -> None:
+    run_ranks(_derived_compression, 2)
+
+
+def _attributes(rank: int, size: int) -> None:
+    import horon.torch as hvd
+
+    evens = hvd.ProcessSet([0])
+    with horovod(process_sets=[evens]):
+        parameter = nn.Parameter(torch.zeros(3))
+
+        def wrap(**arguments: Any) -> Any:
+            return hvd.DistributedOptimizer(torch.optim.SGD([parameter], lr=1.0), [("a", parameter)], **arguments)
+
+        optimizer = wrap()
+        found = optimizer.op, optimizer.gradient_predivide_factor, optimizer.sparse_as_dense, optimizer.process_set
+        assert found == (hvd.Average, 1.0, False, hvd.global_process_set)
+        other = wrap(op=hvd.Sum, sparse_as_dense=True, process_set=evens)
+        assert (other.op, other.sparse_as_dense, other.process_set) == (hvd.Sum, True, evens)
+        assert wrap(gradient_predivide_factor=2.0).gradient_predivide_factor == 2.0
+
+        optimizer.backward_passes_per_step = 2
+        assert optimizer.backward_passes_per_step == 2
+        for _ in range(2):
+            (parameter * rank).sum().backward()
+        optimizer.step()
+        torch.testing.assert_close(parameter.grad, torch.full((3,), 2 * sum(range(size)) / size))
+
+
+def test_attributes() -> None:
+    run_ranks(_attributes, 2)
