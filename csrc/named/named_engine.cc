@@ -119,7 +119,7 @@ std::uint64_t NamedEngine::submit(const Operation& operation, bool will_wait) {
   if (must_tell || has_enough) {
     if (attendant_ != Attendant::kNone) {
       channel_->wake();
-    } else if (n_waiters_ == 0) {
+    } else if (waiters_.empty()) {
       call_background();
     }
   }
@@ -128,8 +128,8 @@ std::uint64_t NamedEngine::submit(const Operation& operation, bool will_wait) {
 
 // Requires the mutex. How long the queue may still be left alone.
 std::chrono::nanoseconds NamedEngine::gather_time() const {
-  return queue_.empty() || n_waiters_ > 0 ? std::chrono::nanoseconds(0)
-                                          : gather_until_ - Clock::now();
+  return queue_.empty() || !waiters_.empty() ? std::chrono::nanoseconds(0)
+                                             : gather_until_ - Clock::now();
 }
 
 void NamedEngine::call_background() {

@@ -16,11 +16,13 @@
 // [Batches on a device].
 //
 // Note [Inside a wait]
-// A signal handler may run on the thread that attends, in the middle of a step, and call the
-// engine. What it waits for would wait for itself: waits throw, and shutdown() and abort() only
-// make everything fail, which the interrupted wait sees when the handler has returned.
+// A signal handler may run on a thread that waits, in the middle of a step if it attends, and call
+// the engine. What it waits for would wait for itself: waits throw, and shutdown() and abort() only
+// make everything fail, which the interrupted wait sees when the handler has returned. The same
+// holds on a waiting thread that does not attend just then: which it does is a matter of timing.
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <condition_variable>
 #include <deque>
@@ -138,11 +140,13 @@ class NamedEngine {
               InterruptCheck check_interrupt);
   void leave();
   void hand_on();
-  // Whether this thread attends already, in a call that a signal handler has interrupted. Requires
+  // Whether this thread waits already, in a call that a signal handler has interrupted. Requires
   // the mutex.
   bool is_inside_wait() const {
-    return attendant_ == Attendant::kForeground && attendant_thread_ == std::this_thread::get_id();
+    return std::ranges::find(waiters_, std::this_thread::get_id()) != waiters_.end();
   }
+  // This thread waits no longer. Takes the mutex's lock, held or not, and releases it.
+  void stop_waiting(std::unique_lock<std::mutex>& lock);
   void call_background();
   std::chrono::nanoseconds gather_time() const;
   void compare_settings();
@@ -208,13 +212,12 @@ class NamedEngine {
   std::map<int, std::vector<int>> sets_;
   std::map<int, std::shared_ptr<ProcessSetLane>> lanes_;  // of sets that this rank is in
   Attendant attendant_ = Attendant::kNone;
-  std::thread::id attendant_thread_;  // in the foreground
-  int n_waiters_ = 0;
-  bool has_device_work_ = false;       // something may be under way on a device
-  bool is_background_called_ = false;  // woken, and not come yet
-  bool sleeps_until_called_ = false;   // the background thread, without a limit
-  bool is_shutting_down_ = false;      // takes nothing more
-  bool is_ending_ = false;             // nobody attends any more
+  std::vector<std::thread::id> waiters_;  // each thread once
+  bool has_device_work_ = false;          // something may be under way on a device
+  bool is_background_called_ = false;     // woken, and not come yet
+  bool sleeps_until_called_ = false;      // the background thread, without a limit
+  bool is_shutting_down_ = false;         // takes nothing more
+  bool is_ending_ = false;                // nobody attends any more
   bool is_shut_down_ = false;
   bool stop_thread_ = false;
   bool wants_goodbye_ = false;

@@ -27,20 +27,16 @@ bool NamedEngine::attend_until(FunctionRef<bool()> is_done, const Deadline* dead
         "would wait for itself. Set a flag in the handler, and act on it later.");
   }
   const auto is_late = [&] { return deadline != nullptr && deadline->has_passed(); };
-  ++n_waiters_;
+  waiters_.push_back(std::this_thread::get_id());
   while (!is_done() && !is_late()) {
     if (attendant_ == Attendant::kNone && !is_ending_) {
       attendant_ = Attendant::kForeground;
-      attendant_thread_ = std::this_thread::get_id();
       lock.unlock();
       try {
         attend(is_done, deadline, check_interrupt);
       } catch (...) {
         leave();
-        lock.lock();
-        --n_waiters_;
-        lock.unlock();
-        hand_on();
+        stop_waiting(lock);
         throw;
       }
       leave();
@@ -56,20 +52,24 @@ bool NamedEngine::attend_until(FunctionRef<bool()> is_done, const Deadline* dead
       try {
         (*check_interrupt)();
       } catch (...) {
-        lock.lock();
-        --n_waiters_;
-        lock.unlock();
-        hand_on();
+        stop_waiting(lock);
         throw;
       }
       lock.lock();
     }
   }
-  --n_waiters_;
   const bool result = is_done();
+  stop_waiting(lock);
+  return result;
+}
+
+void NamedEngine::stop_waiting(std::unique_lock<std::mutex>& lock) {
+  if (!lock.owns_lock()) {
+    lock.lock();
+  }
+  std::erase(waiters_, std::this_thread::get_id());
   lock.unlock();
   hand_on();
-  return result;
 }
 
 // On the thread that is the attendant, in the foreground.
@@ -116,7 +116,6 @@ void NamedEngine::leave() {
   } while (channel_->events() != seen);
   const std::lock_guard lock(mutex_);
   attendant_ = Attendant::kNone;
-  attendant_thread_ = {};
 }
 
 // After leaving: somebody has to go on with what is left.
@@ -125,7 +124,7 @@ void NamedEngine::hand_on() {
   if (attendant_ != Attendant::kNone) {
     return;
   }
-  if (n_waiters_ > 0) {
+  if (!waiters_.empty()) {
     changed_.notify_all();
   } else if (has_work() || !queue_.empty() || stop_thread_ ||
              (sleeps_until_called_ && (!in_flight_.empty() || has_device_work_))) {
@@ -140,13 +139,13 @@ void NamedEngine::background_loop() {
     std::uint32_t seen = channel_->events();
     std::chrono::nanoseconds limit = kForever;
     is_background_called_ = false;
-    if (attendant_ == Attendant::kNone && n_waiters_ == 0) {
+    if (attendant_ == Attendant::kNone && waiters_.empty()) {
       attendant_ = Attendant::kBackground;
       lock.unlock();
       seen = attend_in_background();
       lock.lock();
       attendant_ = Attendant::kNone;
-      if (n_waiters_ > 0) {
+      if (!waiters_.empty()) {
         changed_.notify_all();
         continue;  // to sleep until they are done
       }
@@ -187,7 +186,7 @@ std::uint32_t NamedEngine::attend_in_background() {
     bool is_gathering = false;
     {
       const std::lock_guard lock(mutex_);
-      is_wanted = n_waiters_ > 0 || stop_thread_;
+      is_wanted = !waiters_.empty() || stop_thread_;
       has_own = n_unpromised_ > 0;
       is_gathering = !queue_.empty();
     }

@@ -325,7 +325,7 @@ void NamedEngine::publish_finished() {
     }
   }
   finished_.clear();
-  if (n_waiters_ > 0) {
+  if (!waiters_.empty()) {
     changed_.notify_all();
   }
 }
