@@ -24,6 +24,8 @@ export HORON_UNITY ?= 1
 
 BIN := $(abspath $(VENV))/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
+# torch's packages have 20000 Python files. Python compiles the few that are imported, when they are.
+INSTALL := $(PIP) install --no-compile $(PIP_ARGS)
 STAMPS := $(VENV)/.stamps
 PYTHON_DEPENDENCIES := setuptools wheel cmake ninja numpy scikit-learn tqdm cloudpickle
 TEST_DEPENDENCIES := pytest expecttest psutil
@@ -122,19 +124,19 @@ $(STAMPS)/torch-spec: FORCE
 	@echo '$(TORCH_SPEC)' | cmp -s - $@ || echo '$(TORCH_SPEC)' > $@
 
 $(STAMPS)/dependencies: $(STAMPS)/torch-spec
-	$(PIP) install $(PIP_ARGS) '$(TORCH_SPEC)' $(foreach package,$(PYTHON_DEPENDENCIES),'$(package)')
+	$(INSTALL) '$(TORCH_SPEC)' $(foreach package,$(PYTHON_DEPENDENCIES),'$(package)')
 	@touch $@
 
 $(STAMPS)/test: $(STAMPS)/dependencies
-	$(PIP) install $(PIP_ARGS) $(TEST_DEPENDENCIES)
+	$(INSTALL) $(TEST_DEPENDENCIES)
 	@touch $@
 
 $(STAMPS)/lint: $(STAMPS)/dependencies
-	$(PIP) install $(PIP_ARGS) $(LINT_DEPENDENCIES)
+	$(INSTALL) $(LINT_DEPENDENCIES)
 	@touch $@
 
 $(STAMPS)/bench: $(STAMPS)/dependencies
-	$(PIP) install $(PIP_ARGS) $(BENCH_DEPENDENCIES)
+	$(INSTALL) $(BENCH_DEPENDENCIES)
 	@touch $@
 
 $(STAMPS)/horon: $(STAMPS)/dependencies $(SOURCES)

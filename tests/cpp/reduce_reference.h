@@ -156,9 +156,9 @@ void each_element(void* dst, const std::vector<const void*>& sources, size_t cou
 inline void reduce(void* dst, const std::vector<const void*>& sources, size_t count, DType dtype,
                    ReduceOp op, const double* factors) {
   const auto half = [&](const HalfFormat& format) {
+    std::vector<float> values(sources.size());
     each_element<uint16_t>(dst, sources, count, [&](const std::vector<uint16_t>& halves) {
-      std::vector<float> values;
-      for (uint16_t h : halves) values.push_back(format.decode(h));
+      for (size_t r = 0; r < halves.size(); ++r) values[r] = format.decode(halves[r]);
       return format.encode(real_element(values, op, factors));
     });
   };

@@ -15,7 +15,7 @@ constexpr std::uint64_t kPage = RangeAllocator::kPageBytes;
 // The same rules, slowly: every byte unit has an owner.
 class SlowAllocator {
  public:
-  explicit SlowAllocator(std::uint64_t capacity) : used_(capacity / 64, false) {}
+  explicit SlowAllocator(std::uint64_t capacity) : used_(capacity / 64, 0) {}
 
   std::optional<ByteRange> allocate(std::uint64_t bytes) const {
     const std::uint64_t unit = bytes >= RangeAllocator::kPageAlignedFrom ? kPage / 64 : 1;
@@ -23,12 +23,12 @@ class SlowAllocator {
     std::optional<ByteRange> best;
     std::uint64_t best_length = 0;
     for (std::size_t begin = 0; begin < used_.size();) {
-      if (used_[begin]) {
+      if (used_[begin] != 0) {
         ++begin;
         continue;
       }
       std::size_t end = begin;
-      while (end < used_.size() && !used_[end]) {
+      while (end < used_.size() && used_[end] == 0) {
         ++end;
       }
       const std::uint64_t start = (begin + unit - 1) / unit * unit;
@@ -42,11 +42,11 @@ class SlowAllocator {
   }
   void set(const ByteRange& range, bool used) {
     std::fill_n(used_.begin() + static_cast<std::ptrdiff_t>(range.offset / 64), range.bytes / 64,
-                used);
+                static_cast<char>(used));
   }
 
  private:
-  std::vector<bool> used_;
+  std::vector<char> used_;  // not of bool: its iterators are slow under sanitizers
 };
 
 }  // namespace

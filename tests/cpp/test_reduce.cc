@@ -61,7 +61,10 @@ T from_double(double value, DType dtype) {
 // that rounding is seen.
 std::vector<char> random_elements(size_t count, DType dtype, std::mt19937& random) {
   std::vector<char> bytes(count * element_bytes(dtype));
-  for (char& byte : bytes) byte = static_cast<char>(random());
+  for (size_t at = 0; at < bytes.size(); at += sizeof(uint32_t)) {
+    const auto bits = static_cast<uint32_t>(random());
+    std::memcpy(bytes.data() + at, &bits, std::min(sizeof(bits), bytes.size() - at));
+  }
   const size_t size = real_bytes(dtype);
   for (size_t i = 0; size != 0 && i < bytes.size() / size; i += 2) {
     const double value = std::normal_distribution<>(0, 2)(random);
@@ -188,14 +191,14 @@ TEST_CASE("reduce gives the same bits with every instruction set and chunking", 
       std::vector<double> factors(static_cast<size_t>(n), 1.0 / 3);
       std::vector<std::vector<char>> sources;
       for (int r = 0; r < n; ++r) sources.push_back(random_elements(count, dtype, random));
+      std::vector<const void*> pointers(sources.size());
       std::vector<std::vector<char>> results;
       for (const KernelTable* kernels : supported_kernels()) {
         for (size_t chunk : {count, size_t{1}, size_t{37}}) {
           std::vector<char> result(count * element_bytes(dtype));
           for (size_t at = 0; at < count; at += chunk) {
-            std::vector<const void*> pointers;
-            for (const auto& source : sources)
-              pointers.push_back(source.data() + at * element_bytes(dtype));
+            for (size_t r = 0; r < sources.size(); ++r)
+              pointers[r] = sources[r].data() + at * element_bytes(dtype);
             reduce_with(*kernels, result.data() + at * element_bytes(dtype), pointers.data(), n,
                         std::min(chunk, count - at), dtype, op, factors.data());
           }
