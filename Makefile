@@ -24,7 +24,9 @@ export HORON_UNITY ?= 1
 
 BIN := $(abspath $(VENV))/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
-# torch's packages have 20000 Python files. Python compiles the few that are imported, when they are.
+# Of torch's thousands of Python files, the few that are imported are compiled, when they are; and then kept, or each process
+# that a test starts would do it again.
+unexport PYTHONDONTWRITEBYTECODE
 INSTALL := $(PIP) install --no-compile $(PIP_ARGS)
 STAMPS := $(VENV)/.stamps
 PYTHON_DEPENDENCIES := setuptools wheel cmake ninja numpy scikit-learn tqdm cloudpickle
