@@ -39,6 +39,8 @@ void await(const c10::Stream& stream, const c10::Stream& other) {
   event.block(stream);
 }
 
+}  // namespace
+
 // The streams on which the gradients of a bucket were made: one, unless a model uses several.
 class GradientStreams {
  public:
@@ -74,8 +76,6 @@ class GradientStreams {
 
   std::vector<c10::Stream> streams_;
 };
-
-}  // namespace
 
 struct GradientHooks::State {
   Callbacks callbacks;

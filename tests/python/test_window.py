@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import signal
@@ -459,7 +460,12 @@ def _exits(rank: int, n: int, how: str) -> None:
     if how == "pending":
         kept["work"] = window.wait_signal(1 - rank, True)
     elif how == "thread" and rank == 0:
-        threading.Thread(target=lambda: window.wait_signal(1, False), daemon=True).start()
+
+        def wait() -> None:
+            with contextlib.suppress(dist.DistBackendError):  # rank 1 may be gone before this process is
+                window.wait_signal(1, False)
+
+        threading.Thread(target=wait, daemon=True).start()
         time.sleep(0.2)
     elif how == "window first":
         kept.pop("window")
