@@ -6,6 +6,7 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "core/error.h"
+#include "core/rank_list.h"
 #include "errors.h"
 #include "in_turn.h"
 #include "interrupt.h"
@@ -104,6 +105,19 @@ std::vector<int> to_ints(const std::vector<uint64_t>& ranks) {
   return {ranks.begin(), ranks.end()};
 }
 
+// For a group of ranks of the default one: a member that is dead already never joins.
+std::function<void()> checker_of(const std::vector<int>& global_ranks) {
+  if (global_ranks.empty()) {
+    return {};
+  }
+  return [global_ranks] {
+    if (const auto ended = LiveGroups::instance().find_ended(global_ranks)) {
+      throw PeerLostError(
+          concat(*ended, " died before the group of ", name_ranks(global_ranks), " was made"));
+    }
+  };
+}
+
 }  // namespace
 
 HoronBackend::HoronBackend(c10::intrusive_ptr<c10d::Store> store, int rank, int size,
@@ -116,11 +130,13 @@ HoronBackend::HoronBackend(c10::intrusive_ptr<c10d::Store> store, int rank, int 
   check_timeout(options_->timeout);
   try {
     options_->engine.validate();
-    group_ = Group::make(store, {rank, size, to_ints(options_->global_ranks_in_group)},
-                         options_->engine, options_->timeout, [&] {
-                           return make_gloo_(c10::make_intrusive<c10d::PrefixStore>("gloo", store),
-                                             rank, size, options_->timeout);
-                         });
+    const GroupIdentity identity{rank, size, to_ints(options_->global_ranks_in_group)};
+    const auto make_own_gloo = [&] {
+      return make_gloo_(c10::make_intrusive<c10d::PrefixStore>("gloo", store), rank, size,
+                        options_->timeout);
+    };
+    group_ = Group::make(store, identity, options_->engine, options_->timeout, make_own_gloo,
+                         checker_of(identity.global_ranks));
   } catch (...) {
     rethrow_translated();
   }

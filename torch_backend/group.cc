@@ -1,5 +1,6 @@
 #include "group.h"
 
+#include <algorithm>
 #include <new>
 
 #include "core/error.h"
@@ -49,6 +50,23 @@ Group::~Group() {
     return;
   }
   shutdown(Deadline::after(std::chrono::milliseconds(0)));
+}
+
+std::optional<std::string> Group::find_ended(const std::vector<int>& global_ranks) const {
+  if (!shared_ || !is_open() || fork_generation_ != fork_generation()) {
+    return std::nullopt;
+  }
+  const Peers& peers = shared_->peers;
+  for (int rank = 0; rank < peers.n_ranks(); ++rank) {
+    const auto index = static_cast<std::size_t>(rank);
+    const int global_rank = peers.global_ranks.empty() ? rank : peers.global_ranks[index];
+    if (rank != peers.rank &&
+        std::find(global_ranks.begin(), global_ranks.end(), global_rank) != global_ranks.end() &&
+        has_ended(peers.peers[index].liveness_fd.get())) {
+      return concat("rank ", global_rank, " (pid ", peers.peers[index].pid, ")");
+    }
+  }
+  return std::nullopt;
 }
 
 void Group::check_process(const char* operation) const {

@@ -7,7 +7,9 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
+#include <vector>
 
 #include "compat.h"
 #include "core/fork_guard.h"
@@ -61,6 +63,10 @@ class Group {
     }
     return device_side_;
   }
+
+  // Who of these has ended: "rank 1 (pid 123)", numbered as in the default group. Nobody, as far as
+  // a group knows that spans hosts, is closed, or is the parent process's.
+  std::optional<std::string> find_ended(const std::vector<int>& global_ranks) const;
 
   // Throws when this process is a forked child of the one that made the group.
   void check_process(const char* operation) const;

@@ -15,6 +15,21 @@ void LiveGroups::add(const std::shared_ptr<Group>& group) {
   groups_.push_back(group);
 }
 
+std::optional<std::string> LiveGroups::find_ended(const std::vector<int>& global_ranks) {
+  std::vector<std::weak_ptr<Group>> groups;
+  {
+    const std::lock_guard lock(mutex_);
+    groups = groups_;
+  }
+  for (const std::weak_ptr<Group>& known : groups) {
+    const auto group = known.lock();
+    if (auto ended = group ? group->find_ended(global_ranks) : std::nullopt) {
+      return ended;
+    }
+  }
+  return std::nullopt;
+}
+
 void LiveGroups::shutdown_all(std::chrono::milliseconds drain) {
   mark_process_exiting();
   std::vector<std::weak_ptr<Group>> groups;

@@ -3,6 +3,8 @@
 
 #include <memory>
 #include <mutex>
+#include <optional>
+#include <string>
 #include <vector>
 
 #include "group.h"
@@ -16,6 +18,9 @@ class LiveGroups {
   static LiveGroups& instance();
 
   void add(const std::shared_ptr<Group>& group);
+
+  // Who of these ranks of the default group has ended, as far as any group knows: see Group.
+  std::optional<std::string> find_ended(const std::vector<int>& global_ranks);
 
   // For the end of the process: shuts all groups down, together taking at most `drain` for pending
   // operations. Threads that wait inside an operation are left there.

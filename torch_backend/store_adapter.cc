@@ -33,10 +33,26 @@ std::string StoreAdapter::get(const std::string& key, const Deadline& deadline) 
         throw Error(concat("the rendezvous store failed: ", error.what()));
       }
     }
-    look_around();
+    try {
+      look_around();
+    } catch (const PeerLostError&) {
+      // Ranks that have met may end at once, while this one has yet to read what they said.
+      if (!is_there(key)) {
+        throw;
+      }
+    }
   }
   const std::vector<uint8_t> value = store_->get(key);
   return {value.begin(), value.end()};
+}
+
+bool StoreAdapter::is_there(const std::string& key) {
+  try {
+    store_->wait({key}, std::chrono::milliseconds(100));
+    return true;
+  } catch (const std::exception&) {  // a store that is gone has nothing either
+    return false;
+  }
 }
 
 void StoreAdapter::look_around() {

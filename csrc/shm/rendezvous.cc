@@ -13,6 +13,7 @@
 #include "core/log.h"
 #include "core/random_nonce.h"
 #include "shm/liveness.h"
+#include "shm/process_watch.h"
 #include "shm/unix_socket.h"
 
 namespace horon {
@@ -26,7 +27,7 @@ constexpr std::string_view kDead = "dead: ";
 constexpr const char* kDiedMeanwhile = " died while the group was made";
 // A member sends its greeting right after connecting.
 constexpr std::chrono::seconds kHelloPatience{5};
-constexpr int kProtocolVersion = 3;
+constexpr int kProtocolVersion = 4;
 constexpr std::size_t kDescriptorsPerMessage = 200;
 
 // One line per field, so that a person can read a store.
@@ -35,14 +36,15 @@ struct Record {
   std::string settings;
   std::string socket_name;
   std::uint64_t nonce = 0;
-  std::int64_t pid = 0;
+  ProcessIdentity process;
   ArenaId arena_id{};
   std::uint64_t arena_bytes = 0;  // 0: no arena
   std::string cpus;               // a CpuBudget
 
   std::string encode() const {
-    return concat(host, '\n', settings, '\n', socket_name, '\n', nonce, '\n', pid, '\n',
-                  arena_id[0], '\n', arena_id[1], '\n', arena_bytes, '\n', cpus, '\n');
+    return concat(host, '\n', settings, '\n', socket_name, '\n', nonce, '\n', process.pid, '\n',
+                  process.pid_namespace, '\n', process.start_time, '\n', arena_id[0], '\n',
+                  arena_id[1], '\n', arena_bytes, '\n', cpus, '\n');
   }
 
   static Record decode(const std::string& text) {
@@ -51,7 +53,8 @@ struct Record {
     std::getline(in, record.host);
     std::getline(in, record.settings);
     std::getline(in, record.socket_name);
-    in >> record.nonce >> record.pid >> record.arena_id[0] >> record.arena_id[1] >>
+    in >> record.nonce >> record.process.pid >> record.process.pid_namespace >>
+        record.process.start_time >> record.arena_id[0] >> record.arena_id[1] >>
         record.arena_bytes >> record.cpus;
     HORON_CHECK(!in.fail(), "rendezvous: a rank's record in the store is damaged: '", text, "'");
     return record;
@@ -82,6 +85,7 @@ class Rendezvous {
     if (!same_host()) {
       return nullptr;
     }
+    watch_others();
     std::string failure;
     std::unique_ptr<SharedGroup> group;
     try {
@@ -104,7 +108,7 @@ class Rendezvous {
     own.host = host_identity(options_);
     own.settings = concat("version=", kProtocolVersion, " words=", sizeof(RankWords),
                           " header=", sizeof(Header), ' ', options_.fingerprint());
-    own.pid = ::getpid();
+    own.process = own_process();
     own.cpus = own_cpu_budget().encode();
     if (arenas_.own) {
       own.arena_id = arenas_.own->id();
@@ -187,7 +191,7 @@ class Rendezvous {
         if (deadline_.has_passed()) {
           throw TimeoutError("Timed out waiting for the ranks of this host to connect");
         }
-        check_connected(group->peers);
+        check_others(group.get());
         store_.look_around();
         continue;
       }
@@ -245,6 +249,9 @@ class Rendezvous {
     HORON_CHECK(!records_[0].socket_name.empty(), "rank 0 has no socket");
     // Rank 0 listened before it published the name, so a refusal is final.
     UniqueFd socket = connect_to(records_[0].socket_name);
+    if (!socket) {
+      check_others(nullptr);
+    }
     HORON_CHECK(socket, "rank 0 can not be reached (another container or network namespace?)");
     HORON_CHECK(peer_user(socket.get()) == ::getuid(), "rank 0 belongs to another user");
     const UniqueFd own_life = open_own_liveness();
@@ -283,14 +290,46 @@ class Rendezvous {
     return group;
   }
 
-  // Somebody who connected and died would be missed by all the others.
-  void check_connected(const Peers& peers) const {
-    for (int rank = 1; rank < identity_.n_ranks; ++rank) {
-      const UniqueFd& liveness = peers.peers[static_cast<std::size_t>(rank)].liveness_fd;
-      if (liveness && has_ended(liveness.get())) {
-        throw PeerLostError(concat(peers.describe(rank), kDiedMeanwhile));
+  void watch_others() {
+    watches_.resize(records_.size());
+    for (std::size_t rank = 0; rank < records_.size(); ++rank) {
+      if (static_cast<int>(rank) != identity_.rank) {
+        watches_[rank] = ProcessWatch(records_[rank].process);
       }
     }
+  }
+
+  // Descriptors that a rank of this group has given tell more than its record: across namespaces.
+  bool has_died(int rank, const SharedGroup* group) const {
+    const auto index = static_cast<std::size_t>(rank);
+    if (watches_[index].has_ended()) {
+      return true;
+    }
+    const int liveness = group == nullptr ? -1 : group->peers.peers[index].liveness_fd.get();
+    return liveness >= 0 && has_ended(liveness);
+  }
+
+  // Somebody who died would be waited for until the deadline.
+  void check_others(const SharedGroup* group) const {
+    for (int rank = 0; rank < identity_.n_ranks; ++rank) {
+      if (rank != identity_.rank && has_died(rank, group)) {
+        throw PeerLostError(concat(describe(rank), kDiedMeanwhile));
+      }
+    }
+  }
+
+  std::string describe(int rank) const { return own_peers().describe(rank); }
+
+  // What the records alone tell.
+  Peers own_peers() const {
+    Peers peers;
+    peers.rank = identity_.rank;
+    peers.global_ranks = identity_.global_ranks;
+    peers.peers.resize(static_cast<std::size_t>(identity_.n_ranks));
+    for (std::size_t rank = 0; rank < peers.peers.size(); ++rank) {
+      peers.peers[rank].pid = records_[rank].process.pid;
+    }
+    return peers;
   }
 
   bool has_arena(int rank) const {
@@ -326,17 +365,11 @@ class Rendezvous {
   }
 
   std::unique_ptr<SharedGroup> make_group(int file) const {
-    Peers peers;
-    peers.rank = identity_.rank;
-    peers.global_ranks = identity_.global_ranks;
+    Peers peers = own_peers();
     peers.is_crowded = is_crowded();
     peers.claims = claims();
     peers.may_move = may_move_;
     peers.has_spare_cores = 2 * identity_.n_ranks <= cpus();
-    peers.peers.resize(static_cast<std::size_t>(identity_.n_ranks));
-    for (std::size_t rank = 0; rank < peers.peers.size(); ++rank) {
-      peers.peers[rank].pid = static_cast<pid_t>(records_[rank].pid);
-    }
     return std::make_unique<SharedGroup>(
         SharedGroup{Segment(Mapping(file, layout_.total_bytes()), layout_), std::move(peers), {}});
   }
@@ -362,19 +395,18 @@ class Rendezvous {
     return all;
   }
 
-  // get(), but for a rank that has ended without it.
+  // get(), but for a rank that has died without it.
   std::string get_while_alive(const char* what, int rank, const SharedGroup* group) {
-    while (group != nullptr && rank != identity_.rank) {
+    while (rank != identity_.rank) {
       const Deadline slice = Deadline::after(kStoreSlice);
       try {
         return store_.get(key(what, rank), slice.at() < deadline_.at() ? slice : deadline_);
       } catch (const TimeoutError&) {
-        const Peer& peer = group->peers.peers[static_cast<std::size_t>(rank)];
         if (deadline_.has_passed()) {
           break;
         }
-        if (has_ended(peer.liveness_fd.get()) && !is_there(key(what, rank))) {
-          throw PeerLostError(concat(group->peers.describe(rank), kDiedMeanwhile));
+        if (has_died(rank, group) && !is_there(key(what, rank))) {
+          throw PeerLostError(concat(describe(rank), kDiedMeanwhile));
         }
       }
     }
@@ -412,8 +444,9 @@ class Rendezvous {
   const bool may_move_ = may_move_threads_from_environment();
   std::string prefix_;
   UniqueFd listener_;
-  std::string why_deaf_;  // why there is no listener on rank 0
-  std::vector<Record> records_;
+  std::string why_deaf_;               // why there is no listener on rank 0
+  std::vector<Record> records_;        // by rank
+  std::vector<ProcessWatch> watches_;  // by rank; of those of this host
 };
 
 }  // namespace

@@ -214,16 +214,19 @@ def test_exit_right_after_the_last_collective_fails_nobody(how: str) -> None:
 
 
 class _DeadlyStore(dist.Store):
-    """Kills the process that says that it has joined, before it is said."""
+    """Kills the process once it has said that it is there, or before it says that it has joined."""
 
-    def __init__(self, inner: dist.Store) -> None:
+    def __init__(self, inner: dist.Store, when: str) -> None:
         super().__init__()
         self._inner = inner
+        self._when = when
 
     def set(self, key: str, value: Any) -> None:
-        if "joined/" in key:
+        if self._when == "joined" and "joined/" in key:
             os.kill(os.getpid(), signal.SIGKILL)
         self._inner.set(key, value)
+        if self._when == "there" and "member/" in key:
+            os.kill(os.getpid(), signal.SIGKILL)
 
     def get(self, key: str) -> bytes:
         return bytes(self._inner.get(key))
@@ -235,26 +238,53 @@ class _DeadlyStore(dist.Store):
         self._inner.wait(keys, timeout)
 
 
-def _killed_while_the_group_is_made(rank: int, world_size: int, path: str) -> None:
+def _killed_while_the_group_is_made(rank: int, world_size: int, path: str, victim: int, when: str) -> None:
     inner = dist.FileStore(path, world_size)
     began_s = time.monotonic()
     message = expect_error(
         lambda: dist.init_process_group(
             "horon",
-            store=_DeadlyStore(inner) if rank == 2 else inner,
+            store=_DeadlyStore(inner, when) if rank == victim else inner,
             rank=rank,
             world_size=world_size,
             timeout=timedelta(seconds=50),
         )
     )
     assert time.monotonic() - began_s < 20
-    assert "rank 2" in message and "died while the group was made" in message, message
+    assert f"rank {victim} (pid" in message and "died while the group was made" in message, message
 
 
-def test_killed_while_a_group_is_made(tmp_path: Path) -> None:
+@pytest.mark.parametrize("when", ["there", "joined"])
+@pytest.mark.parametrize("victim", [0, 2])
+def test_killed_while_a_group_is_made(tmp_path: Path, victim: int, when: str) -> None:
     gloo_lacks("waits for the timeout")
     path = str(tmp_path / "store")
-    outcomes = run_fresh_processes(_killed_while_the_group_is_made, 3, path, init=False, timeout=60)
+    outcomes = run_fresh_processes(_killed_while_the_group_is_made, 3, path, victim, when, init=False, timeout=60)
+    assert_clean_exits(outcomes, [-signal.SIGKILL if rank == victim else 0 for rank in range(3)])
+
+
+def _dead_before_a_group_is_made(rank: int, world_size: int) -> None:
+    _sum_is_right(rank, world_size)
+    if rank == 2:
+        store().set("pid", str(os.getpid()))
+        store().wait(["making"])
+        os.kill(os.getpid(), signal.SIGKILL)
+    store().wait(["pid"])
+    began_s = time.monotonic()
+    store().set("making", "1")
+    message = expect_error(lambda: dist.new_group([0, 1, 2], timeout=timedelta(seconds=50)))
+    assert time.monotonic() - began_s < 20
+    pid = store().get("pid").decode()
+    assert f"rank 2 (pid {pid}) died before the group of ranks 0, 1 and 2 was made" in message, message
+    left = dist.new_group([0, 1], timeout=timedelta(seconds=50))
+    tensor = torch.ones(5)
+    dist.all_reduce(tensor, group=left)
+    assert (tensor == 2).all()
+
+
+def test_new_group_with_a_rank_that_is_dead() -> None:
+    gloo_lacks("waits for the timeout")
+    outcomes = run_fresh_processes(_dead_before_a_group_is_made, 3, timeout=60)
     assert_clean_exits(outcomes, [0, 0, -signal.SIGKILL])
 
 
