@@ -178,5 +178,5 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   bind_gradient_hooks(module);
   shorten_operator_calls();
   module.def("register_ddp_arena_hook", &register_ddp_arena_hook, py::arg("reducer"),
-             py::arg("group"), py::arg("keep_old_memory"));
+             py::arg("group"), py::arg("gradient_as_bucket_view"));
 }

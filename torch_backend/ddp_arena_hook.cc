@@ -1,9 +1,12 @@
 #include "ddp_arena_hook.h"
 
+#include <algorithm>
+#include <memory>
 #include <vector>
 
 #include "core/error.h"
 #include "core/log.h"
+#include "gradient_places.h"
 #include "process_arena.h"
 
 namespace horon::torch_backend {
@@ -12,13 +15,20 @@ namespace {
 // Thread safety: run by autograd's thread of the model, one bucket after another.
 class DdpArenaHook final : public c10d::CommHookInterface {
  public:
-  DdpArenaHook(c10::intrusive_ptr<c10d::ProcessGroup> group, bool keep_old_memory)
-      : group_(std::move(group)), keep_old_memory_(keep_old_memory) {}
+  DdpArenaHook(c10::intrusive_ptr<c10d::ProcessGroup> group, bool shows_buckets)
+      : group_(std::move(group)), shows_buckets_(shows_buckets) {
+    if (shows_buckets_) {
+      places_ = std::make_unique<GradientPlaces>();
+    }
+  }
 
   c10::intrusive_ptr<c10::ivalue::Future> runHook(c10d::GradBucket& bucket) override {
     const at::Tensor& buffer = bucket.getBufferRef();
     if (!is_in_arena(buffer) && buffer.numel() > 0 && !is_out_of_room_) {
       move(buffer);
+    }
+    if (places_ && is_in_arena(buffer)) {
+      set_places(bucket, buffer.data_ptr());
     }
     std::vector<at::Tensor> tensors{buffer};
     c10d::AllreduceOptions options;
@@ -32,10 +42,19 @@ class DdpArenaHook final : public c10d::CommHookInterface {
   }
 
  private:
+  void set_places(const c10d::GradBucket& bucket, const void* address) {
+    known_.resize(std::max(known_.size(), bucket.getIndex() + 1));
+    const void*& known = known_[bucket.getIndex()];
+    if (known != address) {
+      known = address;
+      places_->set(bucket.getParameters(), bucket.getGradients());
+    }
+  }
+
   void move(const at::Tensor& buffer) {
     try {
       c10::DataPtr old = move_storage_to_arena(buffer);
-      if (keep_old_memory_) {
+      if (shows_buckets_) {
         kept_.push_back(std::move(old));
       }
     } catch (const c10::OutOfMemoryError& error) {
@@ -47,17 +66,19 @@ class DdpArenaHook final : public c10d::CommHookInterface {
   }
 
   const c10::intrusive_ptr<c10d::ProcessGroup> group_;
-  const bool keep_old_memory_;
+  const bool shows_buckets_;
   bool is_out_of_room_ = false;
   std::vector<c10::DataPtr> kept_;
+  std::unique_ptr<GradientPlaces> places_;
+  std::vector<const void*> known_;  // the buckets' addresses when places were set, by index
 };
 
 }  // namespace
 
 void register_ddp_arena_hook(c10d::Reducer& reducer,
                              const c10::intrusive_ptr<c10d::ProcessGroup>& group,
-                             bool keep_old_memory) {
-  reducer.register_comm_hook(std::make_unique<DdpArenaHook>(group, keep_old_memory));
+                             bool gradient_as_bucket_view) {
+  reducer.register_comm_hook(std::make_unique<DdpArenaHook>(group, gradient_as_bucket_view));
 }
 
 }  // namespace horon::torch_backend

@@ -13,12 +13,13 @@ namespace horon::torch_backend {
 // outside, and averages it there. The gradients that DDP shows as views of the bucket
 // (gradient_as_bucket_view=True) follow, because they share the storage. Only memory that was
 // handed out as a bare address, as NumPy does, would not: in that mode the old memory is kept as
-// long as the hook.
+// long as the hook. There the gradients are made in their places as well: Note [Gradients in
+// their places].
 //
 // Registers the hook. Requires: no other hook is registered, as Reducer checks.
-// `keep_old_memory`: see above.
+// `gradient_as_bucket_view`: DDP's, see above.
 void register_ddp_arena_hook(c10d::Reducer& reducer,
                              const c10::intrusive_ptr<c10d::ProcessGroup>& group,
-                             bool keep_old_memory);
+                             bool gradient_as_bucket_view);
 
 }  // namespace horon::torch_backend

@@ -4,11 +4,13 @@
 #include <c10/util/Exception.h>
 #include <torch/csrc/autograd/graph_task.h>
 
+#include <algorithm>
 #include <atomic>
 #include <limits>
 #include <map>
 #include <mutex>
 
+#include "gradient_places.h"
 #include "process_arena.h"
 
 namespace horon::torch_backend {
@@ -24,18 +26,20 @@ class GradientAllocator final : public c10::Allocator {
   }
 
   c10::DataPtr allocate(std::size_t bytes) override {
-    if (bytes >= least_.load(std::memory_order_relaxed) &&
-        torch::autograd::get_current_graph_task_id() != -1 && is_expected(bytes)) {
-      try {
-        return arena_allocator()->allocate(bytes);
-      } catch (const c10::Error&) {
-        return before_->allocate(bytes);  // no room: reduced from elsewhere, with copies
+    const std::size_t least = least_.load(std::memory_order_relaxed);
+    if (bytes >= std::min(least, least_place_bytes()) &&
+        torch::autograd::get_current_graph_task_id() != -1) {
+      if (void* const place = lend_place(bytes)) {
+        return {place, place, &free_any, c10::Device(c10::kCPU)};
+      }
+      if (bytes >= least && is_expected(bytes)) {
+        return in_arena(bytes);
       }
     }
     return before_->allocate(bytes);
   }
 
-  c10::DeleterFnPtr raw_deleter() const override { return &free_either; }
+  c10::DeleterFnPtr raw_deleter() const override { return &free_any; }
 
   void copy_data(void* to, const void* from, std::size_t bytes) const override {
     before_->copy_data(to, from, bytes);
@@ -68,8 +72,20 @@ class GradientAllocator final : public c10::Allocator {
     return deleter;
   }
 
-  static void free_either(void* data) {
-    is_in_arena(data) ? arena_allocator()->raw_deleter()(data) : before_deleter()(data);
+  c10::DataPtr in_arena(std::size_t bytes) {
+    try {
+      return arena_allocator()->allocate(bytes);
+    } catch (const c10::Error&) {
+      return before_->allocate(bytes);  // no room: reduced from elsewhere, with copies
+    }
+  }
+
+  static void free_any(void* data) {
+    if (!is_in_arena(data)) {
+      before_deleter()(data);
+    } else if (!give_place_back(data)) {
+      arena_allocator()->raw_deleter()(data);
+    }
   }
 
   bool is_expected(std::size_t bytes) {
@@ -102,6 +118,8 @@ GradientAllocator& installed() {
 }  // namespace
 
 void expect_gradients(const std::vector<std::size_t>& bytes) { installed().expect(bytes); }
+
+void wrap_cpu_allocator() { installed(); }
 
 void forget_gradients(const std::vector<std::size_t>& bytes) { installed().forget(bytes); }
 

@@ -4,7 +4,8 @@
 // With zero_grad(set_to_none=True), torch's default, a parameter's .grad is whatever tensor the
 // backward pass made for it: autograd takes it as it is, without a copy. So that it can be reduced
 // in place, it has to be made in the arena to begin with. torch's CPU allocator is therefore
-// wrapped once, when the first DistributedOptimizer asks: what autograd allocates during a backward
+// wrapped once, when the first DistributedOptimizer asks for it (or horon.ddp_in_arena, Note
+// [Gradients in their places]): what autograd allocates during a backward
 // pass, with exactly the size of a gradient that is waited for, comes from the arena; everything
 // else, and all of it where the arena is full or off, comes from the allocator that was there
 // before.
@@ -19,5 +20,8 @@ namespace horon::torch_backend {
 // often as they were expected. Thread safety: both, from any thread.
 void expect_gradients(const std::vector<std::size_t>& bytes);
 void forget_gradients(const std::vector<std::size_t>& bytes);
+
+// Wraps torch's CPU allocator, unless it is wrapped already.
+void wrap_cpu_allocator();
 
 }  // namespace horon::torch_backend

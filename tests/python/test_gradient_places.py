@@ -1,0 +1,271 @@
+"""Gradients that the backward pass makes right in DDP's buckets (`horon.ddp_in_arena`, `gradient_as_bucket_view=True`),
+and everything that else may lie where they belong."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Callable
+
+import horon
+import pytest
+import torch
+from harness import on_gloo, run_ranks
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+pytestmark = pytest.mark.skipif(on_gloo(), reason="horon's own")
+
+WIDTH = 128  # 64 KiB a square of it
+STEPS = 5
+
+
+def _linear(n_inputs: int = WIDTH, n_outputs: int = WIDTH) -> nn.Linear:
+    return nn.Linear(n_inputs, n_outputs)
+
+
+class _Chain(nn.Module):
+    """Layers one after another, and what passes between them on request."""
+
+    def __init__(self, *layers: nn.Module) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(layers)
+        self.watch: Callable[[int, torch.Tensor], None] | None = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for i, layer in enumerate(self.layers):
+            x = torch.tanh(layer(x))
+            if self.watch is not None:
+                self.watch(i, x)
+        return x
+
+
+class _Sums(nn.Module):
+    """Two parameters that get the very same gradient, one that is used twice, one through views, and one embedding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Parameter(torch.randn(WIDTH, WIDTH))
+        self.b = nn.Parameter(torch.randn(WIDTH, WIDTH))
+        self.twice = nn.Parameter(torch.randn(WIDTH, WIDTH))
+        self.turned = nn.Parameter(torch.randn(WIDTH, WIDTH // 2, 2))
+        self.table = nn.Embedding(300, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x + self.table(torch.arange(len(x)))
+        x = x @ (self.a + self.b) / WIDTH
+        x = torch.tanh(x @ self.twice / WIDTH) @ self.twice / WIDTH
+        return torch.tanh(x @ self.turned.view(WIDTH, WIDTH).t().t() / WIDTH)
+
+
+def _models(base: nn.Module) -> tuple[DDP, DDP]:
+    """The same model under plain DDP and in the arena."""
+    torch.manual_seed(1)
+    plain = DDP(copy.deepcopy(base), gradient_as_bucket_view=True, bucket_cap_mb=0.3)
+    model = DDP(copy.deepcopy(base), gradient_as_bucket_view=True, bucket_cap_mb=0.3)
+    return plain, horon.ddp_in_arena(model)
+
+
+def _input(step: int, rank: int, batch: int) -> torch.Tensor:
+    return torch.randn(batch, WIDTH, generator=torch.Generator().manual_seed(100 * step + rank))
+
+
+def _same(ours: nn.Module, theirs: nn.Module, what: str) -> None:
+    for (name, a), b in zip(ours.named_parameters(), theirs.parameters(), strict=True):
+        assert a.grad is not None and b.grad is not None
+        torch.testing.assert_close(a.grad, b.grad, msg=lambda text, n=name: f"{what}: gradient of {n}: {text}")
+
+
+class _Made:
+    """Where each parameter's gradient was when autograd had just stored it, before DDP saw it."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.addresses: dict[nn.Parameter, int] = {}
+        for parameter in model.parameters():
+            parameter.register_post_accumulate_grad_hook(self._note)  # type: ignore[no-untyped-call]
+
+    def _note(self, parameter: nn.Parameter) -> None:
+        assert parameter.grad is not None
+        self.addresses[parameter] = parameter.grad.data_ptr()
+
+    def in_place(self) -> dict[nn.Parameter, bool]:
+        """By parameter, whether it was made where it is now."""
+        return {p: p.grad is not None and p.grad.data_ptr() == address for p, address in self.addresses.items()}
+
+
+def _train(rank: int, models: tuple[DDP, DDP], step: int, batch: int = 16) -> None:
+    for model in models:
+        model.zero_grad()
+        model(_input(step, rank, batch)).square().sum().backward()
+    _same(models[1], models[0], f"step {step}")
+
+
+def _made_in_place(rank: int, world_size: int) -> None:
+    models = _models(_Chain(_linear(), _linear(WIDTH, 300), _linear(300, WIDTH)))
+    made, made_plain = _Made(models[1]), _Made(models[0])
+    for step in range(STEPS):
+        _train(rank, models, step)
+        large = {p for p in models[1].parameters() if p.numel() > WIDTH * WIDTH // 2}
+        # The buckets are DDP's own in the first two steps.
+        assert len(large) == 3
+        assert all(made.in_place()[p] for p in large) or step < 2, f"step {step}: {made.in_place().values()}"
+        assert not any(made_plain.in_place().values())
+        for p in models[1].parameters():
+            p.grad = None
+
+
+def _accumulates(rank: int, world_size: int) -> None:
+    models = _models(_Chain(_linear(), _linear()))
+    for step in range(STEPS):
+        for model in models:
+            model.zero_grad(set_to_none=step % 2 == 0)
+            with model.no_sync():
+                model(_input(step + 50, rank, 16)).square().sum().backward()
+                model(_input(step + 60, rank, 16)).square().sum().backward()
+            model(_input(step, rank, 16)).square().sum().backward()
+        _same(models[1], models[0], f"step {step}")
+
+
+def _keep_gradient(seen: dict[int, torch.Tensor], i: int, x: torch.Tensor) -> None:
+    x.register_hook(functools.partial(seen.__setitem__, i))  # type: ignore[no-untyped-call]
+
+
+def _something_else_lies_there(rank: int, world_size: int, from_step: int) -> None:
+    """With as many rows as columns, what passes back between layers has the size of the gradients."""
+    models = _models(_Chain(_linear(), _linear(), _linear()))
+    for step in range(STEPS):
+        kept: list[dict[int, torch.Tensor]] = [{}, {}]
+        for model, seen in zip(models, kept, strict=True):
+            model.module.watch = functools.partial(_keep_gradient, seen)
+        _train(rank, models, step, batch=WIDTH if step >= from_step else 16)
+        for i in range(3):
+            torch.testing.assert_close(kept[1][i], kept[0][i], msg=lambda text, i=i, s=step: f"{s}, {i}: {text}")
+        # What was kept is still there after the next steps.
+        before = {i: gradient.clone() for i, gradient in kept[1].items()}
+        for model in models:
+            model.module.watch = None
+        _train(rank, models, step + 70, batch=WIDTH)
+        assert all(torch.equal(kept[1][i], before[i]) for i in before)
+
+
+def _shared_and_turned(rank: int, world_size: int, batch: int) -> None:
+    models = _models(_Sums())
+    for step in range(STEPS):
+        _train(rank, models, step, batch)
+
+
+def _hooks_of_the_user(rank: int, world_size: int) -> None:
+    models = _models(_Chain(_linear(), _linear()))
+    kept: list[list[torch.Tensor]] = [[], []]
+    for model, seen in zip(models, kept, strict=True):
+        weights = [layer.weight for layer in model.module.layers]
+        weights[0].register_hook(lambda gradient: gradient * 3)
+        weights[1].register_hook(seen.append)
+    for step in range(STEPS):
+        _train(rank, models, step)
+        for model in models:
+            if step == 2:  # after ours
+                model.module.layers[0].weight.register_hook(lambda gradient: gradient.mul_(2))
+                model.module.layers[1].weight.register_hook(lambda gradient: gradient + 1)
+    for a, b in zip(kept[1], kept[0], strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def _gradients_that_are_given_to_the_caller(rank: int, world_size: int) -> None:
+    models = _models(_Chain(_linear(), _linear()))
+    for step in range(STEPS):
+        _train(rank, models, step)
+        given = []
+        for model in models:
+            model.zero_grad()
+            loss = model.module(_input(step, rank, 16)).square().sum()
+            given.append(torch.autograd.grad(loss, [layer.weight for layer in model.module.layers]))
+        before = [gradient.clone() for gradient in given[1]]
+        for ours, theirs in zip(given[1], given[0], strict=True):
+            torch.testing.assert_close(ours, theirs)
+        _train(rank, models, step + 50)
+        assert all(torch.equal(a, b) for a, b in zip(given[1], before, strict=True))
+        # Only one of the weights: the other one's gradient is not made.
+        for model in models:
+            model.zero_grad()
+            loss = model.module(_input(step, rank, 16)).square().sum()
+            loss.backward(inputs=[model.module.layers[0].weight])
+        torch.testing.assert_close(models[1].module.layers[0].weight.grad, models[0].module.layers[0].weight.grad)
+        # With a graph of the gradients.
+        twice = []
+        for model in models:
+            model.zero_grad()
+            loss = model.module(_input(step, rank, 16)).square().sum()
+            weight = model.module.layers[0].weight
+            (first,) = torch.autograd.grad(loss, [weight], create_graph=True)
+            twice.append(torch.autograd.grad(first.square().sum(), [weight])[0])
+        torch.testing.assert_close(twice[1], twice[0])
+
+
+def _checkpointed(rank: int, world_size: int, reentrant: bool) -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    class Checkpointed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.inner = _linear(), _Chain(_linear(), _linear())
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return checkpoint(self.inner, self.first(x), use_reentrant=reentrant)  # type: ignore[no-any-return]
+
+    models = _models(Checkpointed())
+    for step in range(STEPS):
+        _train(rank, models, step, WIDTH)
+
+
+def _outlives_the_model(rank: int, world_size: int) -> None:
+    models = _models(_Chain(_linear(), _linear()))
+    for step in range(STEPS):
+        _train(rank, models, step)
+    gradients = [layer.weight.grad for layer in models[1].module.layers]
+    weights = [layer.weight for layer in models[1].module.layers]
+    expected = [gradient.clone() for gradient in gradients]
+    del models
+    assert all(torch.equal(a, b) for a, b in zip(gradients, expected, strict=True))
+    # The parameters live on without DDP, and in a new one.
+    for weight in weights:
+        weight.grad = None
+        (weight @ weight).sum().backward()
+    base = _Chain(_linear(), _linear())
+    for layer, weight in zip(base.layers, weights, strict=True):
+        layer.weight = weight
+    again = horon.ddp_in_arena(DDP(base, gradient_as_bucket_view=True))
+    made = _Made(again)
+    for step in range(STEPS):
+        again.zero_grad()
+        again(_input(step, rank, 16)).square().sum().backward()
+    assert all(made.in_place()[weight] for weight in weights)
+
+
+BODIES = [
+    _made_in_place,
+    _accumulates,
+    _hooks_of_the_user,
+    _gradients_that_are_given_to_the_caller,
+    _outlives_the_model,
+]
+
+
+@pytest.mark.parametrize("body", BODIES, ids=lambda body: body.__name__.strip("_"))
+def test_gradients_in_their_places(body: Callable[[int, int], None]) -> None:
+    run_ranks(body, 2)
+
+
+@pytest.mark.parametrize("from_step", [0, 3])
+def test_something_else_lies_there(from_step: int) -> None:
+    run_ranks(_something_else_lies_there, 2, from_step)
+
+
+@pytest.mark.parametrize("batch", [16, WIDTH, 300])
+def test_shared_and_turned(batch: int) -> None:
+    run_ranks(_shared_and_turned, 2, batch)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpointed(reentrant: bool) -> None:
+    run_ranks(_checkpointed, 2, reentrant)
