@@ -58,11 +58,11 @@ class _Sums(nn.Module):
         return torch.tanh(x @ self.turned.view(WIDTH, WIDTH).t().t() / WIDTH)
 
 
-def _models(base: nn.Module) -> tuple[DDP, DDP]:
+def _models(base: nn.Module, **options: bool) -> tuple[DDP, DDP]:
     """The same model under plain DDP and in the arena."""
     torch.manual_seed(1)
-    plain = DDP(copy.deepcopy(base), gradient_as_bucket_view=True, bucket_cap_mb=0.3)
-    model = DDP(copy.deepcopy(base), gradient_as_bucket_view=True, bucket_cap_mb=0.3)
+    plain = DDP(copy.deepcopy(base), gradient_as_bucket_view=True, bucket_cap_mb=0.3, **options)
+    model = DDP(copy.deepcopy(base), gradient_as_bucket_view=True, bucket_cap_mb=0.3, **options)
     return plain, horon.ddp_in_arena(model)
 
 
@@ -242,7 +242,57 @@ def _outlives_the_model(rank: int, world_size: int) -> None:
     assert all(made.in_place()[weight] for weight in weights)
 
 
+def _static_graph(rank: int, world_size: int) -> None:
+    models = _models(_Chain(_linear(), _linear(), _linear()), static_graph=True)
+    for step in range(STEPS):
+        _train(rank, models, step, batch=16 if step < 3 else WIDTH)
+
+
+class _Alternating(nn.Module):
+    """Uses one of two layers in each step, not the same one on all ranks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.either, self.other = _linear(), _linear(), _linear()
+        self.turn = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.turn += 1
+        middle = (self.either, self.other)[(self.turn // 2) % 2]
+        result: torch.Tensor = middle(torch.tanh(self.first(x)))
+        return result
+
+
+def _unused_parameters(rank: int, world_size: int) -> None:
+    models = _models(_Alternating(), find_unused_parameters=True)
+    for model in models:
+        model.module.turn = rank
+    for step in range(2 * STEPS):
+        for model in models:
+            model.zero_grad()
+            model(_input(step, rank, 16 if step < 6 else WIDTH)).square().sum().backward()
+        for (name, a), b in zip(models[1].named_parameters(), models[0].parameters(), strict=True):
+            assert (a.grad is None) == (b.grad is None), name
+            if a.grad is not None:
+                torch.testing.assert_close(a.grad, b.grad, msg=lambda text, n=name, s=step: f"step {s}, {n}: {text}")
+
+
+def _compiled(rank: int, world_size: int) -> None:
+    models = _models(_Chain(_linear(), _linear(), _linear()))
+    # Whose DDPOptimizer takes no buckets as small as ours.
+    with torch._dynamo.config.patch(optimize_ddp=False):
+        compiled = [torch.compile(model, backend="aot_eager") for model in models]
+        for step in range(STEPS):
+            for model in compiled:
+                model.zero_grad()
+                model(_input(step, rank, 16 if step < 3 else WIDTH)).square().sum().backward()
+            _same(models[1], models[0], f"step {step}")
+
+
 BODIES = [
+    _static_graph,
+    _unused_parameters,
+    _compiled,
     _made_in_place,
     _accumulates,
     _hooks_of_the_user,
