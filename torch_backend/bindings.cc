@@ -144,7 +144,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   module.def(
       "is_in_arena", [](const at::Tensor& tensor) { return is_in_arena(tensor); },
       py::arg("tensor"));
-  module.def("copy_in_arena", &copy_in_arena, py::arg("tensor"),
+  module.def("result_in_arena", &result_in_arena, py::arg("tensor"),
              py::call_guard<py::gil_scoped_release>());
   module.def("pack_gradients", &pack_gradients, py::arg("parameters"), py::arg("views"));
   module.def("expect_gradients", &expect_gradients, py::arg("bytes"));

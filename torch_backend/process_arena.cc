@@ -150,14 +150,14 @@ at::Tensor empty_like_in_arena(const at::Tensor& like, std::optional<at::ScalarT
                                                       dtype.value_or(like.scalar_type())));
 }
 
-std::optional<at::Tensor> copy_in_arena(const at::Tensor& tensor) {
+std::optional<at::Tensor> result_in_arena(const at::Tensor& tensor) {
   constexpr std::size_t kLeastBytes = std::size_t{1} << 20;
   if (tensor.layout() != c10::kStrided || !tensor.is_cpu() || tensor.nbytes() < kLeastBytes ||
       !tensor.is_contiguous() || !has_memory(tensor)) {
     return std::nullopt;
   }
   try {
-    return empty_in_arena(tensor.sizes(), tensor.scalar_type()).copy_(tensor.detach());
+    return empty_in_arena(tensor.sizes(), tensor.scalar_type());
   } catch (const c10::Error&) {
     return std::nullopt;
   }

@@ -33,9 +33,10 @@ at::Tensor empty_in_arena(at::IntArrayRef sizes, at::ScalarType dtype);
 // The same with sizes, strides (as torch.empty_like has them) and dtype of `like`.
 at::Tensor empty_like_in_arena(const at::Tensor& like, std::optional<at::ScalarType> dtype);
 
-// A copy in the arena of a large CPU tensor, where reducing it in place pays for the copy. None for
-// others, and where the arena is off or has no room.
-std::optional<at::Tensor> copy_in_arena(const at::Tensor& tensor);
+// Uninitialised, for the result of reducing a large CPU tensor: the arena's memory is used again,
+// whereas the system would give new pages each time. None for other tensors, and where the arena is
+// off or has no room.
+std::optional<at::Tensor> result_in_arena(const at::Tensor& tensor);
 
 // Whether the tensor's memory lies in the arena of this process. False for empty tensors.
 bool is_in_arena(const at::Tensor& tensor);

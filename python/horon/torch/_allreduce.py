@@ -46,10 +46,10 @@ def _issue_one(
     )
 
 
-def _with_output(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """What to reduce, and where to: a large tensor is copied, and the copy reduced without further ones."""
-    copy = _C.copy_in_arena(tensor)
-    return (tensor, torch.empty_like(tensor, requires_grad=False)) if copy is None else (copy, copy)
+def _output_for(tensor: torch.Tensor) -> torch.Tensor:
+    """Where the result goes: a large one into memory that has been used before."""
+    result = _C.result_in_arena(tensor)
+    return torch.empty_like(tensor, requires_grad=False) if result is None else result
 
 
 def _issue_group(
@@ -103,8 +103,7 @@ def allreduce_async(
     """
     if op is None or average is not None:
         op = handle_average_backwards_compatibility(op, average)
-    tensor, output = _with_output(tensor)
-    return _issue_one(tensor, output, name, op, prescale_factor, postscale_factor, process_set)
+    return _issue_one(tensor, _output_for(tensor), name, op, prescale_factor, postscale_factor, process_set)
 
 
 def allreduce_async_(
@@ -189,7 +188,7 @@ def allreduce(
 def _reduce(
     tensor: torch.Tensor, name: str | None, op: int, prescale: float, postscale: float, process_set: ProcessSet
 ) -> torch.Tensor:
-    tensor, output = _with_output(tensor)
+    output = _output_for(tensor)
     default_context.take(_issue_one(tensor, output, name, op, prescale, postscale, process_set, True))
     return output
 
