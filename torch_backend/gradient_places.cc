@@ -82,12 +82,7 @@ class Table {
            const at::Tensor& part) {
     Place place{model, std::move(accumulator), part, part.data_ptr(), part.nbytes()};
     const std::lock_guard lock(mutex_);
-    if (!misfits_.contains({model, place.bytes})) {
-      std::swap(places_[parameter], place);  // the old one dies after the lock
-    } else if (const auto found = places_.find(parameter); found != places_.end()) {
-      std::swap(found->second, place);
-      places_.erase(found);
-    }
+    std::swap(places_[parameter], place);  // the old one dies after the lock
     count();
   }
 
@@ -127,7 +122,8 @@ class Table {
     }
     const Place& place = found->second;
     if (place.bytes != bytes || place.accumulator.get() != accumulator ||
-        parameter.grad().defined() || lent_.contains(place.address)) {
+        parameter.grad().defined() || lent_.contains(place.address) ||
+        misfits_.contains({place.model, bytes}) || !is_in_arena(place.address)) {
       return nullptr;
     }
     lent_[place.address] = std::make_shared<c10::Storage>(place.part.storage());
@@ -160,10 +156,9 @@ class Table {
   }
 
  private:
-  // Requires the lock, as everything below.
+  // Requires the lock, as everything below. The places stay known: others of them may be lent now,
+  // and what lies there has to be found before DDP writes.
   void move_away(const Place& place) {
-    const GradientPlaces* const model = place.model;
-    const std::size_t misfit = place.bytes;
     c10::StorageImpl* const storage = place.part.storage().unsafeGetStorageImpl();
     const auto* const begin = static_cast<const std::byte*>(storage->data());
     const auto* const end = begin + storage->nbytes();
@@ -175,20 +170,13 @@ class Table {
       }
     }
     // NumPy arrays of gradients, which know nothing but the address, stay readable.
-    left_behind_[model].push_back(std::move(old));
-    misfits_.emplace(model, misfit);
-    const bool is_at_home = is_in_arena(storage->data());
-    for (auto it = places_.begin(); it != places_.end();) {
-      Place& other = it->second;
-      const bool has_moved = other.part.storage().unsafeGetStorageImpl() == storage;
-      if (has_moved) {
+    left_behind_[place.model].push_back(std::move(old));
+    misfits_.emplace(place.model, place.bytes);
+    for (auto& [parameter, other] : places_) {
+      if (other.part.storage().unsafeGetStorageImpl() == storage) {
         other.address = other.part.data_ptr();
       }
-      const bool ends =
-          (has_moved && !is_at_home) || (other.model == model && other.bytes == misfit);
-      it = ends ? places_.erase(it) : std::next(it);
     }
-    count();
   }
 
   // Into the arena, or anywhere else. Returns what held its memory.

@@ -6,6 +6,7 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import horon
 import pytest
@@ -17,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 pytestmark = pytest.mark.skipif(on_gloo(), reason="horon's own")
 
 WIDTH = 128  # 64 KiB a square of it
+WIDE = 640  # 1.6 MiB: more than DDP's first bucket holds
 STEPS = 5
 
 
@@ -146,6 +148,47 @@ def _something_else_lies_there(rank: int, world_size: int, from_step: int) -> No
             model.module.watch = None
         _train(rank, models, step + 70, batch=WIDTH)
         assert all(torch.equal(kept[1][i], before[i]) for i in before)
+
+
+class _TwoAtOnce(torch.autograd.Function):
+    """Makes the gradients of two parameters in one node, after two other tensors of their size that it keeps."""
+
+    kept: list[torch.Tensor] = []
+
+    @staticmethod
+    def forward(ctx: Any, a: torch.Tensor, b: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        return x @ a + 2 * (x @ b)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        (x,) = ctx.saved_tensors
+        _TwoAtOnce.kept = [torch.full((WIDE, WIDE), 7.0), torch.full((WIDE, WIDE), 8.0)]
+        return x.t() @ gradients[0], x.t() @ gradients[0] * 2, None
+
+
+class _TwoAtOnceModel(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.at_once = False
+        self.a = nn.Parameter(torch.randn(WIDE, WIDE))
+        self.b = nn.Parameter(torch.randn(WIDE, WIDE))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x.repeat(1, WIDE // WIDTH)
+        if not self.at_once:
+            return x @ self.a + 2 * (x @ self.b)
+        result: torch.Tensor = _TwoAtOnce.apply(self.a, self.b, x)
+        return result
+
+
+def _something_else_in_two_buckets(rank: int, world_size: int) -> None:
+    models = _models(_TwoAtOnceModel())
+    for step in range(STEPS):
+        for model in models:
+            model.module.at_once = step == 3  # when gradients are made in both places
+        _train(rank, models, step)
+        assert all((_TwoAtOnce.kept[i] == 7 + i).all() for i in range(len(_TwoAtOnce.kept))), f"step {step}"
 
 
 def _shared_and_turned(rank: int, world_size: int, batch: int) -> None:
@@ -290,6 +333,7 @@ def _compiled(rank: int, world_size: int) -> None:
 
 
 BODIES = [
+    _something_else_in_two_buckets,
     _static_graph,
     _unused_parameters,
     _compiled,
