@@ -6,7 +6,7 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import horon
 import pytest
@@ -153,7 +153,7 @@ def _something_else_lies_there(rank: int, world_size: int, from_step: int) -> No
 class _TwoAtOnce(torch.autograd.Function):
     """Makes the gradients of two parameters in one node, after two other tensors of their size that it keeps."""
 
-    kept: list[torch.Tensor] = []
+    kept: ClassVar[list[torch.Tensor]] = []
 
     @staticmethod
     def forward(ctx: Any, a: torch.Tensor, b: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
