@@ -23,18 +23,44 @@ const Bound& bound(PyObject* capsule) {
   return *static_cast<const Bound*>(PyCapsule_GetPointer(capsule, kCapsule));
 }
 
+// In a handler: sets Python's error to what PyTorch makes of the exception.
+PyObject* translate_as_torch() {
+  HANDLE_TH_ERRORS
+  throw;
+  END_HANDLE_TH_ERRORS
+}
+
+// Without HANDLE_TH_ERRORS around the call: its buffer for warnings, which there are none of here,
+// takes as long as all the rest of a short call.
 template <typename Call>
 PyObject* translating(const Bound& self, const Call& call) {
-  HANDLE_TH_ERRORS
   try {
     return call();
   } catch (const UsageError& error) {
     PyErr_SetString(PyExc_ValueError, error.what());
   } catch (const Error& error) {
     PyErr_SetString(self.internal_error.ptr(), error.what());
+  } catch (...) {
+    return translate_as_torch();
   }
   return nullptr;
-  END_HANDLE_TH_ERRORS
+}
+
+// Releasing the GIL and taking it again costs more than a submission: it stays where nothing waits.
+std::uint64_t submit(NamedEngineHost& host, const OperationPtr& operation, bool will_wait) {
+  if (const auto handle = host.try_submit(operation, will_wait)) {
+    return *handle;
+  }
+  const py::gil_scoped_release no_gil;
+  return host.submit(operation, will_wait);
+}
+
+OperationPtr take(NamedEngineHost& host, std::uint64_t handle) {
+  if (OperationPtr done = host.try_take(handle)) {
+    return done;
+  }
+  const py::gil_scoped_release no_gil;
+  return host.take(handle);
 }
 
 const at::Tensor& tensor_of(PyObject* object, const char* what) {
@@ -68,12 +94,7 @@ PyObject* allreduce(PyObject* capsule, PyObject* const* arguments, Py_ssize_t co
     const bool will_wait = checked(PyObject_IsTrue(arguments[7])) != 0;
     const OperationPtr operation =
         self.host->make_allreduce(process_set, tensor, output, name, how);
-    std::uint64_t handle = 0;
-    {
-      const py::gil_scoped_release no_gil;
-      handle = self.host->submit(operation, will_wait);
-    }
-    return PyLong_FromUnsignedLongLong(handle);
+    return PyLong_FromUnsignedLongLong(submit(*self.host, operation, will_wait));
   });
 }
 
@@ -81,23 +102,20 @@ PyObject* take(PyObject* capsule, PyObject* handle) {
   const Bound& self = bound(capsule);
   return translating(self, [&]() -> PyObject* {
     const auto number = checked(PyLong_AsUnsignedLongLong(handle));
-    OperationPtr done;
-    at::Tensor result;
-    TensorList results;
-    {
-      const py::gil_scoped_release no_gil;
-      done = self.host->take(number);
-      if (done && done->returns_tensor) {
-        result = done->take_result();
-      } else if (done) {
-        results = done->take_results();
-      }
-    }
+    const OperationPtr done = take(*self.host, number);
     if (!done) {
       Py_RETURN_NONE;
     }
+    if (done->is_in_place()) {
+      return THPVariable_Wrap(done->take_result());
+    }
+    TensorList results;
+    {
+      const py::gil_scoped_release no_gil;
+      results = done->take_results();
+    }
     if (done->returns_tensor) {
-      return THPVariable_Wrap(std::move(result));
+      return THPVariable_Wrap(std::move(results.front()));
     }
     return py::cast(std::move(results)).release().ptr();
   });

@@ -89,6 +89,14 @@ Control meet(const c10::intrusive_ptr<c10d::Store>& store, const GroupIdentity& 
           true};
 }
 
+// Throws the operation's error.
+OperationPtr with_success(std::shared_ptr<NamedOperation> done) {
+  if (done && done->error) {
+    std::rethrow_exception(done->error);
+  }
+  return std::static_pointer_cast<TensorOperation>(std::move(done));
+}
+
 void tell_about_knobs() {
   static std::once_flag told;
   std::call_once(told, [] {
@@ -165,6 +173,14 @@ std::uint64_t NamedEngineHost::submit(const OperationPtr& operation, bool will_w
   return running.submit(operation, will_wait);
 }
 
+std::optional<std::uint64_t> NamedEngineHost::try_submit(const OperationPtr& operation,
+                                                         bool will_wait) {
+  if (operation->request->device != DeviceKind::kCpu) {
+    return std::nullopt;
+  }
+  return engine().try_submit(operation, will_wait);
+}
+
 bool NamedEngineHost::poll(std::uint64_t handle) const { return engine().poll(handle); }
 
 OperationPtr NamedEngineHost::make_allreduce(int process_set, const at::Tensor& tensor,
@@ -194,10 +210,11 @@ OperationPtr NamedEngineHost::take(std::uint64_t handle) {
   auto done = engine().wait(handle, interrupt_check());
   stay_if_process_exits();
   interrupts.rethrow();
-  if (done && done->error) {
-    std::rethrow_exception(done->error);
-  }
-  return std::static_pointer_cast<TensorOperation>(std::move(done));
+  return with_success(std::move(done));
+}
+
+OperationPtr NamedEngineHost::try_take(std::uint64_t handle) {
+  return with_success(engine().try_wait(handle));
 }
 
 TensorList NamedEngineHost::wait(std::uint64_t handle) {

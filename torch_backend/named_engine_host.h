@@ -3,6 +3,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -16,7 +17,7 @@
 
 namespace horon::torch_backend {
 
-// Thread safety: all methods. None may be called with the GIL held, but is_running and poll.
+// Thread safety: all methods. None may be called with the GIL held unless it says so.
 class NamedEngineHost {
  public:
   // Blocks until all ranks have met.
@@ -32,10 +33,16 @@ class NamedEngineHost {
   OperationPtr make_allreduce(int process_set, const at::Tensor& tensor, const at::Tensor& output,
                               std::string_view name, const Reduced& how);
   std::uint64_t submit(const OperationPtr& operation, bool will_wait);
-  bool poll(std::uint64_t handle) const;
+  // The same where that takes no time: on CPU tensors, and with no other thread at the engine just
+  // now. Else nullopt, and nothing happened. The GIL may be held.
+  std::optional<std::uint64_t> try_submit(const OperationPtr& operation, bool will_wait);
+  bool poll(std::uint64_t handle) const;  // the GIL may be held
   // Blocks until it is done, and forgets the handle; null for one that is unknown. Throws the
   // operation's error.
   OperationPtr take(std::uint64_t handle);
+  // The same for one that is done. Null, and nothing happened, if it is not, or is unknown, or if
+  // another thread is at the engine just now. Never blocks; the GIL may be held.
+  OperationPtr try_take(std::uint64_t handle);
   // Its results. Throws UsageError for an unknown handle.
   TensorList wait(std::uint64_t handle);
   // `device`: see NamedCuda::set_default_device.

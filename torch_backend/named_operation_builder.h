@@ -31,7 +31,9 @@ class TensorOperation final : public NamedOperation {
   // Writes results into outputs that are not contiguous, and returns what the caller gets. Once,
   // when the operation has succeeded. On a GPU: when the current stream gets there.
   TensorList take_results();
-  // The same where that is one tensor.
+  // Whether the result is one tensor that lies in its place already, so that taking it is no work.
+  bool is_in_place() const { return returns_tensor && !cuda && outputs[0].is_same(written[0]); }
+  // Requires: is_in_place().
   at::Tensor take_result();
 
   // Most operations have one tensor.

@@ -7,7 +7,7 @@ namespace horon {
 
 void Announced::add(const Operation& operation, RequestId id) {
   if (id == kNoId) {
-    by_key_[operation->keys().front()] = operation;
+    by_key_[operation->keys().front().text] = operation;
     return;
   }
   if (id >= by_id_.size()) {
@@ -34,7 +34,7 @@ Announced::Operation Announced::take(std::string_view key) {
   }
   // Announced by its number, and failed, or agreed on under another: rare.
   const auto numbered = std::find_if(by_id_.begin(), by_id_.end(), [&](const Operation& one) {
-    return one && one->keys().front() == key;
+    return one && one->keys().front().text == key;
   });
   return numbered == by_id_.end() ? nullptr
                                   : take(static_cast<RequestId>(numbered - by_id_.begin()));

@@ -17,6 +17,15 @@ const std::string& shut_down_text() {
   return text;
 }
 
+// For its way through the engine.
+void prepare(NamedOperation& operation) {
+  const NamedRequest& request = *operation.request;
+  if (request.keys.empty()) {
+    operation.own_keys = keys_of(request);
+  }
+  operation.unfinished_tensors = request.tensors.size();
+}
+
 }  // namespace
 
 std::string unknown_handle(std::uint64_t handle) {
@@ -66,13 +75,20 @@ void NamedEngine::compare_settings() {
 }
 
 std::uint64_t NamedEngine::submit(const Operation& operation, bool will_wait) {
-  const NamedRequest& request = *operation->request;
-  if (request.keys.empty()) {
-    operation->own_keys = keys_of(request);
-  }
-  const std::vector<std::string>& keys = operation->keys();
-  operation->unfinished_tensors = request.tensors.size();
+  prepare(*operation);
   const std::lock_guard lock(mutex_);
+  return enqueue(operation, will_wait);
+}
+
+std::optional<std::uint64_t> NamedEngine::try_submit(const Operation& operation, bool will_wait) {
+  prepare(*operation);
+  const std::unique_lock lock(mutex_, std::try_to_lock);
+  return lock ? std::optional(enqueue(operation, will_wait)) : std::nullopt;
+}
+
+std::uint64_t NamedEngine::enqueue(const Operation& operation, bool will_wait) {
+  const NamedRequest& request = *operation->request;
+  const std::vector<NamedKey>& keys = operation->keys();
   const std::uint64_t handle = next_handle_++;
   operation->handle = handle;
   if (is_shutting_down_ || !failure_.empty()) {
@@ -83,9 +99,9 @@ std::uint64_t NamedEngine::submit(const Operation& operation, bool will_wait) {
     return handle;
   }
   for (std::size_t i = 0; i < keys.size(); ++i) {
-    if (!in_flight_.insert(keys[i]).second) {
+    if (!in_flight_.insert(&keys[i]).second) {
       for (std::size_t j = 0; j < i; ++j) {
-        in_flight_.erase(keys[j]);
+        in_flight_.erase(&keys[j]);
       }
       throw UsageError(concat(
           "Requested to ", name(request.kind), " a tensor with the same name as another tensor ",
@@ -184,6 +200,20 @@ std::shared_ptr<NamedOperation> NamedEngine::wait(std::uint64_t handle,
   attend_until([&] { return operation->is_done; }, nullptr, check_interrupt);
   const std::lock_guard lock(mutex_);
   operations_.erase(handle);
+  return operation;
+}
+
+NamedEngine::Operation NamedEngine::try_wait(std::uint64_t handle) {
+  const std::unique_lock lock(mutex_, std::try_to_lock);
+  if (!lock) {
+    return nullptr;
+  }
+  const auto found = operations_.find(handle);
+  if (found == operations_.end() || !found->second->is_done) {
+    return nullptr;
+  }
+  Operation operation = std::move(found->second);
+  operations_.erase(found);
   return operation;
 }
 

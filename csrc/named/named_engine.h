@@ -31,6 +31,7 @@
 #include <memory>
 #include <memory_resource>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -81,6 +82,9 @@ class NamedEngine {
   // wake up until then: it begins when somebody waits on this rank, or when others have waited for
   // it for half a second. Throws UsageError when a name is in flight already. Never blocks.
   std::uint64_t submit(const std::shared_ptr<NamedOperation>& operation, bool will_wait = false);
+  // The same unless another thread is at the engine just now; then nullopt, and nothing happened.
+  std::optional<std::uint64_t> try_submit(const std::shared_ptr<NamedOperation>& operation,
+                                          bool will_wait = false);
 
   // Whether it is done, on a device as well. Throws UsageError for an unknown handle. Never blocks.
   bool poll(std::uint64_t handle) const;
@@ -89,6 +93,9 @@ class NamedEngine {
   // whose error is set if it failed; null for an unknown handle. Throws what `check_interrupt`
   // throws.
   std::shared_ptr<NamedOperation> wait(std::uint64_t handle, InterruptCheck check_interrupt);
+  // The same for an operation that is done. Null, and nothing happened, if it is not or is unknown,
+  // or if another thread is at the engine just now. Never blocks.
+  std::shared_ptr<NamedOperation> try_wait(std::uint64_t handle);
 
   // Of operations that were not waited for.
   std::vector<std::uint64_t> handles() const;
@@ -132,6 +139,8 @@ class NamedEngine {
     Operation operation;  // that asked for the change
   };
 
+  // Requires the mutex; see submit().
+  std::uint64_t enqueue(const Operation& operation, bool will_wait);
   // Attends until is_done() (called with the mutex), or sleeps while another thread does. False
   // when the deadline, if any, passed first.
   bool attend_until(FunctionRef<bool()> is_done, const Deadline* deadline,
@@ -204,7 +213,8 @@ class NamedEngine {
   Clock::time_point gather_until_;  // of what is in the queue; see kGather
   std::pmr::unsynchronized_pool_resource
       nodes_;  // of the maps below: most come and go at every step
-  std::pmr::unordered_set<std::string_view> in_flight_{&nodes_};  // the operations' keys
+  std::pmr::unordered_set<const NamedKey*, NamedKeyHash, NamedKeyEqual> in_flight_{
+      &nodes_};                   // the operations' own
   std::size_t n_unpromised_ = 0;  // of those in flight, without will_wait
   std::pmr::unordered_map<std::uint64_t, Operation> operations_{&nodes_};
   std::uint64_t next_handle_ = 1;

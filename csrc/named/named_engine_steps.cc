@@ -320,8 +320,8 @@ void NamedEngine::publish_finished() {
   for (const Operation& operation : finished_) {
     operation->is_done = true;
     n_unpromised_ -= operation->is_promised ? 0 : 1;
-    for (const std::string& key : operation->keys()) {
-      in_flight_.erase(key);
+    for (const NamedKey& key : operation->keys()) {
+      in_flight_.erase(&key);
     }
   }
   finished_.clear();

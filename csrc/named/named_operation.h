@@ -40,10 +40,8 @@ struct NamedOperation {
   std::exception_ptr error;
 
   // The engine's.
-  std::vector<std::string> own_keys;  // set when it is submitted, unless the request has them
-  const std::vector<std::string>& keys() const {
-    return own_keys.empty() ? request->keys : own_keys;
-  }
+  std::vector<NamedKey> own_keys;  // set when it is submitted, unless the request has them
+  const std::vector<NamedKey>& keys() const { return own_keys.empty() ? request->keys : own_keys; }
   std::uint64_t handle = 0;
   std::size_t unfinished_tensors = 0;
   bool is_promised = false;  // its submitter will wait for it; set when it is submitted

@@ -82,11 +82,11 @@ std::string key_of(std::int32_t process_set, const std::string& name) {
   return key;
 }
 
-std::vector<std::string> keys_of(const NamedRequest& request) {
-  std::vector<std::string> keys;
+std::vector<NamedKey> keys_of(const NamedRequest& request) {
+  std::vector<NamedKey> keys;
   keys.reserve(request.tensors.size());
   for (const TensorSpec& tensor : request.tensors) {
-    keys.push_back(key_of(request.process_set, tensor.name));
+    keys.emplace_back(key_of(request.process_set, tensor.name));
   }
   return keys;
 }

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "core/dtype.h"
+#include "named/named_key.h"
 
 namespace horon {
 
@@ -71,7 +72,7 @@ struct NamedRequest {
   // Of the process set to be added.
   std::vector<std::int32_t> ranks;
   // keys_of() it, if whoever made the request expects to use it again; else empty. Does not travel.
-  std::vector<std::string> keys;
+  std::vector<NamedKey> keys;
 
   // A group is known by the name of its first tensor.
   const std::string& name() const { return tensors.front().name; }
@@ -82,13 +83,11 @@ using RequestPtr = std::shared_ptr<const NamedRequest>;
 // Whether two ranks may announce these for one operation, and get the same priority.
 bool is_same(const NamedRequest& a, const NamedRequest& b);
 
-// What identifies an operation among all that are in flight.
-std::string key_of(std::int32_t process_set, const std::string& name);
 inline std::string key_of(const NamedRequest& request) {
   return key_of(request.process_set, request.name());
 }
 // Of all tensors.
-std::vector<std::string> keys_of(const NamedRequest& request);
+std::vector<NamedKey> keys_of(const NamedRequest& request);
 
 // "ALLREDUCE 'x' and 3 more".
 std::string describe(const NamedRequest& request);

@@ -4,7 +4,7 @@
 
 namespace horon {
 
-RequestId SignatureCache::find(const NamedRequest& request, const std::string& key) const {
+RequestId SignatureCache::find(const NamedRequest& request, const NamedKey& key) const {
   const auto found = ids_.find(key);
   if (found != ids_.end()) {
     for (const RequestId id : found->second) {

@@ -13,7 +13,7 @@ namespace horon {
 class SignatureCache {
  public:
   // The number of this very request; kNoId when it has none.
-  RequestId find(const NamedRequest& request, const std::string& key) const;
+  RequestId find(const NamedRequest& request, const NamedKey& key) const;
   // Throws Error unless the number is new.
   void define(RequestId id, const RequestPtr& request);
   // Throws Error for a number that was never defined.
@@ -24,7 +24,8 @@ class SignatureCache {
 
  private:
   std::unordered_map<RequestId, RequestPtr> requests_;
-  std::unordered_map<std::string, std::vector<RequestId>> ids_;  // by key_of
+  std::unordered_map<std::string, std::vector<RequestId>, NamedKeyHash, NamedKeyEqual>
+      ids_;  // by key_of
 };
 
 }  // namespace horon

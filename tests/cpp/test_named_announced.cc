@@ -7,7 +7,7 @@ namespace {
 
 Announced::Operation operation(const std::string& key) {
   auto made = std::make_shared<NamedOperation>();
-  made->own_keys = {key};
+  made->own_keys = {NamedKey(key)};
   return made;
 }
 
