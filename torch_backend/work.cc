@@ -4,6 +4,7 @@
 
 #include <optional>
 
+#include "errors.h"
 #include "finished_work.h"
 #include "group.h"
 #include "interrupt.h"
@@ -79,7 +80,11 @@ bool HoronWork::wait(std::chrono::milliseconds timeout) {
   const InterruptScope interrupts;
   if (const auto group = origin_.group.lock(); group != nullptr && !is_finished()) {
     group->check_process("wait");
-    help(*group, timeout);
+    try {
+      help(*group, timeout);
+    } catch (...) {
+      rethrow_translated();
+    }
   }
   const auto give_up = std::chrono::steady_clock::now() + timeout;
   const auto* check_interrupt = interrupt_check();

@@ -128,7 +128,7 @@ void Lane::run(FunctionRef<void()> operation, const std::function<void()>* check
     return;
   }
   if (is_inside_turn()) {
-    throw GroupError(kInsideText);
+    throw Error(kInsideText);
   }
   const auto task = std::make_shared<InlineTask>(operation);
   push(task);
@@ -268,7 +268,7 @@ bool Lane::help_until(FunctionRef<bool()> is_done) {
       return false;  // being completed, or failed, by another thread
     }
     if (is_inside_turn()) {
-      throw GroupError(kInsideText);
+      throw Error(kInsideText);
     }
     if (on_progress_thread() || (!is_running_ && !is_claimed()) || !claim()) {
       run_next(lock);

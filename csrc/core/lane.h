@@ -69,7 +69,7 @@ class Lane : public std::enable_shared_from_this<Lane> {
   Lane& operator=(const Lane&) = delete;
 
   // Runs `operation` in its turn and returns when it has finished; throws what it throws.
-  // Throws GroupError when the lane is closed, or called inside one of its own operations.
+  // Throws GroupError when the lane is closed, and Error inside one of its own operations.
   //
   // While it waits for its turn it calls `check_interrupt`, if any, now and then. If that throws,
   // `give_up` has to make what was issued before fail soon; then what it threw is passed on.
@@ -82,7 +82,7 @@ class Lane : public std::enable_shared_from_this<Lane> {
 
   // Runs queued operations on this thread until `is_done()` (called without a lock) or somebody
   // else has to end what is left: then the progress thread is on it, and the caller may sleep until
-  // it is told. Returns is_done()'s last value. Throws GroupError inside an operation of the lane.
+  // it is told. Returns is_done()'s last value. Throws Error inside an operation of the lane.
   bool help_until(FunctionRef<bool()> is_done);
 
   // Leaves everything queued to the progress thread, for callbacks and for waits with a limit.

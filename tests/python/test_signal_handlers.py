@@ -55,7 +55,7 @@ def test_works_that_were_interrupted_can_be_waited_for_again() -> None:
 def _uses_the_group(rank: int, world_size: int, kind: str) -> None:
     tensor = torch.ones(4)
     if rank == 1:
-        time.sleep(2.5)
+        _until("failed")
         expect_error(lambda: dist.all_reduce(tensor), within_s=10)
         store().set("done", "1")
         return
@@ -76,6 +76,7 @@ def _uses_the_group(rank: int, world_size: int, kind: str) -> None:
     signal.signal(signal.SIGUSR1, handler)
     _signal_soon()
     message = expect_error(lambda: dist.all_reduce(tensor), within_s=8)
+    common.set("failed", "1")
     assert called == [kind]
     if kind in ("barrier", "wait"):
         assert "signal handler" in message, message
@@ -86,6 +87,38 @@ def _uses_the_group(rank: int, world_size: int, kind: str) -> None:
 def test_a_handler_that_uses_the_group_does_not_hang(kind: str) -> None:
     gloo_lacks("runs handlers after the operation")
     assert_clean_exits(run_fresh_processes(_uses_the_group, 2, kind, timeout=40))
+
+
+def _catches(rank: int, world_size: int, kind: str) -> None:
+    tensor = torch.ones(4)
+    if rank == 1:
+        _until("handled")
+    else:
+        messages = []
+
+        def handler(*_: object) -> None:
+            call = dist.barrier if kind == "barrier" else dist.all_reduce(tensor.clone(), async_op=True).wait
+            messages.append(expect_error(call, "DistBackendError", within_s=5))
+            store().set("handled", "1")
+
+        signal.signal(signal.SIGUSR1, handler)
+        _signal_soon()
+    dist.all_reduce(tensor)
+    assert tensor.tolist() == [2.0] * 4
+    if kind == "wait":  # what the handler has issued is an operation like any other
+        other = torch.ones(4)
+        if rank == 1:
+            dist.all_reduce(other)
+    if rank == 0:
+        assert len(messages) == 1
+        assert "signal handler" in messages[0], messages
+    dist.barrier()
+
+
+@pytest.mark.parametrize("kind", ["barrier", "wait"])
+def test_a_handler_that_catches_its_error_leaves_the_group_usable(kind: str) -> None:
+    gloo_lacks("runs handlers after the operation")
+    assert_clean_exits(run_fresh_processes(_catches, 2, kind, timeout=40))
 
 
 def _behind_another(rank: int, world_size: int) -> None:
