@@ -4,9 +4,9 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
-#include <numeric>
 
 #include "copy_into.h"
+#include "core/add_up_to.h"
 #include "core/span_index.h"
 #include "device_side.h"
 #include "dtype_bridge.h"
@@ -248,9 +248,6 @@ TensorList TensorOperation::take_results() {
 }
 
 at::Tensor TensorOperation::take_result() {
-  if (cuda || !outputs.front().is_same(written.front())) {
-    return std::move(take_results().front());
-  }
   inputs.clear();
   return outputs.front();
 }
@@ -329,10 +326,7 @@ OperationPtr named_alltoall(const SetView& set, const at::Tensor& tensor,
   std::vector<std::int64_t> wanted;
   if (splits && !splits->empty()) {
     wanted = *splits;
-    const bool is_good =
-        static_cast<std::int64_t>(wanted.size()) == n &&
-        std::all_of(wanted.begin(), wanted.end(), [](std::int64_t split) { return split >= 0; }) &&
-        std::accumulate(wanted.begin(), wanted.end(), std::int64_t{0}) == rows;
+    const bool is_good = static_cast<std::int64_t>(wanted.size()) == n && add_up_to(rows, wanted);
     TORCH_CHECK_VALUE(is_good, "horon: ALLTOALL '", name, "': splits must be ", n,
                       " numbers, none negative, that add up to the ", rows, " rows, got ",
                       at::ArrayRef<std::int64_t>(wanted), ".");

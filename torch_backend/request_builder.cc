@@ -1,5 +1,6 @@
 #include "request_builder.h"
 
+#include "core/add_up_to.h"
 #include "core/digest.h"
 #include "core/error.h"
 #include "core/span_index.h"
@@ -83,16 +84,10 @@ PerRank<std::uint64_t> split_counts(Request& request, const at::Tensor& tensor,
     counts.assign(n, static_cast<std::uint64_t>(rows / n_ranks * row_elements));
     return counts;
   }
-  int64_t total = 0;
-  bool negative = false;
-  for (const int64_t split : splits) {
-    total += split;
-    negative = negative || split < 0;
-  }
-  if (splits.size() != n || negative || total != rows) {
+  if (splits.size() != n || !add_up_to(rows, splits)) {
     refuse(request, concat(which, " split sizes: expected ", n_ranks,
                            " non-negative numbers that add up to ", rows, " rows, got ",
-                           splits.size(), " numbers that add up to ", total, "."));
+                           at::ArrayRef<int64_t>(splits), "."));
     return counts;
   }
   for (std::size_t rank = 0; rank < n; ++rank) {

@@ -126,6 +126,19 @@ def test_splits_that_do_not_add_up() -> None:
     run_ranks(_bad_splits, 2)
 
 
+def _overflowing_splits(rank: int, world_size: int) -> None:
+    """Which add up to 6 in 64 bits."""
+    big = [2**63 - 1, 2**63 - 1, 8]
+    expect_error(lambda: dist.all_to_all_single(torch.zeros(6), torch.zeros(6), big, [2, 2, 2]))
+    expect_error(lambda: dist.all_to_all_single(torch.zeros(6), torch.zeros(6), [2, 2, 2], big))
+    dist.barrier()
+
+
+def test_splits_that_overflow() -> None:
+    gloo_lacks("checks the splits only partly")
+    run_ranks(_overflowing_splits, 3)
+
+
 def _disagreeing(rank: int, world_size: int) -> None:
     sends, receives = ([1, 2], [1, 3]) if rank == 0 else ([2, 1], [2, 1])
     expect_error(

@@ -174,7 +174,8 @@ def _alltoall(rank: int, size: int) -> None:
         assert torch.equal(hvd.alltoall(even), expected)
         output, received = hvd.synchronize(hvd.alltoall_async(even, name="a"))
         assert torch.equal(output, expected) and received.tolist() == [2] * size
-        for splits in ([1] * (size + 1), [-1] * size, [3] * size):
+        overflowing = [2**63 - 1, 2**63 - 1, 2 * size + 2, *[0] * (size - 3)]
+        for splits in ([1] * (size + 1), [-1] * size, [3] * size, overflowing):
             with pytest.raises(ValueError):
                 hvd.alltoall(even, splits=splits)
         if size > 1:
