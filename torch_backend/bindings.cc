@@ -177,6 +177,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   bind_named_engine(module);
   bind_gradient_hooks(module);
   shorten_operator_calls();
+  py::class_<GradientPlaces, std::shared_ptr<GradientPlaces>>(module, "GradientPlaces")
+      .def("set_lending", &GradientPlaces::set_lending, py::arg("is_lending"));
   module.def("register_ddp_arena_hook", &register_ddp_arena_hook, py::arg("reducer"),
              py::arg("group"), py::arg("gradient_as_bucket_view"));
 }

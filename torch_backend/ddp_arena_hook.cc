@@ -6,7 +6,6 @@
 
 #include "core/error.h"
 #include "core/log.h"
-#include "gradient_places.h"
 #include "process_arena.h"
 
 namespace horon::torch_backend {
@@ -15,12 +14,8 @@ namespace {
 // Thread safety: run by autograd's thread of the model, one bucket after another.
 class DdpArenaHook final : public c10d::CommHookInterface {
  public:
-  DdpArenaHook(c10::intrusive_ptr<c10d::ProcessGroup> group, bool shows_buckets)
-      : group_(std::move(group)), shows_buckets_(shows_buckets) {
-    if (shows_buckets_) {
-      places_ = std::make_unique<GradientPlaces>();
-    }
-  }
+  DdpArenaHook(c10::intrusive_ptr<c10d::ProcessGroup> group, std::shared_ptr<GradientPlaces> places)
+      : group_(std::move(group)), places_(std::move(places)) {}
 
   c10::intrusive_ptr<c10::ivalue::Future> runHook(c10d::GradBucket& bucket) override {
     const at::Tensor& buffer = bucket.getBufferRef();
@@ -29,6 +24,9 @@ class DdpArenaHook final : public c10d::CommHookInterface {
     }
     if (places_ && is_in_arena(buffer)) {
       set_places(bucket, buffer.data_ptr());
+    }
+    if (places_ && bucket.isLast()) {
+      places_->set_lending(false);
     }
     std::vector<at::Tensor> tensors{buffer};
     c10d::AllreduceOptions options;
@@ -54,7 +52,7 @@ class DdpArenaHook final : public c10d::CommHookInterface {
   void move(const at::Tensor& buffer) {
     try {
       c10::DataPtr old = move_storage_to_arena(buffer);
-      if (shows_buckets_) {
+      if (places_) {
         kept_.push_back(std::move(old));
       }
     } catch (const c10::OutOfMemoryError& error) {
@@ -66,19 +64,20 @@ class DdpArenaHook final : public c10d::CommHookInterface {
   }
 
   const c10::intrusive_ptr<c10d::ProcessGroup> group_;
-  const bool shows_buckets_;
   bool is_out_of_room_ = false;
+  const std::shared_ptr<GradientPlaces> places_;  // null unless gradients are shown as views
   std::vector<c10::DataPtr> kept_;
-  std::unique_ptr<GradientPlaces> places_;
   std::vector<const void*> known_;  // the buckets' addresses when places were set, by index
 };
 
 }  // namespace
 
-void register_ddp_arena_hook(c10d::Reducer& reducer,
-                             const c10::intrusive_ptr<c10d::ProcessGroup>& group,
-                             bool gradient_as_bucket_view) {
-  reducer.register_comm_hook(std::make_unique<DdpArenaHook>(group, gradient_as_bucket_view));
+std::shared_ptr<GradientPlaces> register_ddp_arena_hook(
+    c10d::Reducer& reducer, const c10::intrusive_ptr<c10d::ProcessGroup>& group,
+    bool gradient_as_bucket_view) {
+  auto places = gradient_as_bucket_view ? std::make_shared<GradientPlaces>() : nullptr;
+  reducer.register_comm_hook(std::make_unique<DdpArenaHook>(group, places));
+  return places;
 }
 
 }  // namespace horon::torch_backend

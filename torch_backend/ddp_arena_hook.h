@@ -3,7 +3,10 @@
 
 #include <torch/csrc/distributed/c10d/reducer.hpp>
 
+#include <memory>
+
 #include "compat.h"
+#include "gradient_places.h"
 
 namespace horon::torch_backend {
 
@@ -17,9 +20,10 @@ namespace horon::torch_backend {
 // their places].
 //
 // Registers the hook. Requires: no other hook is registered, as Reducer checks.
-// `gradient_as_bucket_view`: DDP's, see above.
-void register_ddp_arena_hook(c10d::Reducer& reducer,
-                             const c10::intrusive_ptr<c10d::ProcessGroup>& group,
-                             bool gradient_as_bucket_view);
+// `gradient_as_bucket_view`: DDP's, see above; then the places that are returned have to be lent
+// in a forward pass whose backward pass DDP will reduce, and the hook ends that. Else null.
+std::shared_ptr<GradientPlaces> register_ddp_arena_hook(
+    c10d::Reducer& reducer, const c10::intrusive_ptr<c10d::ProcessGroup>& group,
+    bool gradient_as_bucket_view);
 
 }  // namespace horon::torch_backend

@@ -121,9 +121,10 @@ class Table {
       return nullptr;
     }
     const Place& place = found->second;
-    if (place.bytes != bytes || place.accumulator.get() != accumulator ||
-        parameter.grad().defined() || lent_.contains(place.address) ||
-        misfits_.contains({place.model, bytes}) || !is_in_arena(place.address)) {
+    if (!place.model->is_lending() || place.bytes != bytes ||
+        place.accumulator.get() != accumulator || parameter.grad().defined() ||
+        lent_.contains(place.address) || misfits_.contains({place.model, bytes}) ||
+        !is_in_arena(place.address)) {
       return nullptr;
     }
     lent_[place.address] = std::make_shared<c10::Storage>(place.part.storage());

@@ -14,10 +14,15 @@
 //    place, and what lies there stays as it is. No gradient of that size of that model is made in
 //    its place from then on.
 // DDP writes into a place, or reduces it, only after that hook.
+// 4. Gradients that the caller still holds from the last step lie in the places too, and stay as
+//    they are through a backward pass that DDP does not take part in, as in no_sync(). So places
+//    are lent only between a forward pass after which DDP will write there and the end of its
+//    backward pass.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
+#include <atomic>
 #include <cstddef>
 #include <vector>
 
@@ -34,6 +39,13 @@ class GradientPlaces {
   // From now on the parameters' gradients belong into these parts of a bucket, of the same sizes,
   // by index. Small ones, and those of parameters that are not contiguous, are made elsewhere.
   void set(const std::vector<at::Tensor>& parameters, const std::vector<at::Tensor>& parts);
+
+  // Whether places are lent; not at first. Thread safety: any thread.
+  void set_lending(bool is_lending) { is_lending_.store(is_lending, std::memory_order_relaxed); }
+  bool is_lending() const { return is_lending_.load(std::memory_order_relaxed); }
+
+ private:
+  std::atomic<bool> is_lending_{false};
 };
 
 // For the allocator; thread safety: all.

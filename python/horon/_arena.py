@@ -76,6 +76,24 @@ def arena_statistics() -> dict[str, int]:
     return _C.arena_statistics()
 
 
+class _LendsPlaces:
+    """A forward pre-hook of a DDP model: the backward pass that follows may make gradients right in its buckets,
+    unless DDP will not reduce them (no_sync()): then gradients of the last step that are still held stay as they are.
+
+    Copies of the model, which have no communication hook, get one that does nothing.
+    """
+
+    def __init__(self, places: _C.GradientPlaces | None = None) -> None:
+        self._places = places
+
+    def __call__(self, model: DistributedDataParallel, _: object) -> None:
+        if self._places is not None and torch.is_grad_enabled():
+            self._places.set_lending(bool(model.require_backward_grad_sync))
+
+    def __reduce__(self) -> tuple[type[_LendsPlaces], tuple[()]]:
+        return _LendsPlaces, ()
+
+
 def ddp_in_arena(model: DistributedDataParallel) -> DistributedDataParallel:
     """Keeps a DDP model's gradient buckets in the arena, where they are averaged without copies.
 
@@ -99,5 +117,7 @@ def ddp_in_arena(model: DistributedDataParallel) -> DistributedDataParallel:
     backend = dist.get_backend(model.process_group)
     if "horon" not in dist.get_backend_config(model.process_group) and backend != "horon":
         raise ValueError(f"horon: ddp_in_arena: the model's process group uses {backend}; init it with 'horon'.")
-    _C.register_ddp_arena_hook(model.reducer, model.process_group, model.gradient_as_bucket_view)
+    places = _C.register_ddp_arena_hook(model.reducer, model.process_group, model.gradient_as_bucket_view)
+    if places is not None:
+        model.register_forward_pre_hook(_LendsPlaces(places))
     return model

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import pickle
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -126,6 +127,38 @@ def _accumulates(rank: int, world_size: int) -> None:
                 model(_input(step + 60, rank, 16)).square().sum().backward()
             model(_input(step, rank, 16)).square().sum().backward()
         _same(models[1], models[0], f"step {step}")
+
+
+def _held_gradients(rank: int, world_size: int) -> None:
+    """As with plain DDP, gradients that are still held stay as they are until DDP reduces the next ones."""
+    models = _models(_Chain(_linear(), _linear()))
+    for step in range(STEPS):
+        _train(rank, models, step)
+        held = [[layer.weight.grad for layer in model.module.layers] for model in models]
+        expected = [gradient.clone() for gradient in held[1]]
+        for model in models:
+            model.zero_grad()
+            with model.no_sync():
+                model(_input(step + 50, rank, 16)).square().sum().backward()
+        _same(models[1], models[0], f"step {step}, no_sync")
+        for model in models:
+            model.zero_grad()
+            model.module(_input(step + 60, rank, 16)).square().sum().backward()
+        _same(models[1], models[0], f"step {step}, module")
+        for ours, theirs, before in zip(held[1], held[0], expected, strict=True):
+            assert torch.equal(ours, before), f"step {step}"
+            torch.testing.assert_close(ours, theirs)
+
+
+def _copied_and_pickled(rank: int, world_size: int) -> None:
+    model = horon.ddp_in_arena(DDP(_Chain(_linear()), gradient_as_bucket_view=True))
+    copies = [copy.deepcopy(model), pickle.loads(pickle.dumps(model))]
+    for step in range(STEPS):
+        for each in (model, *copies):
+            each.zero_grad()
+            each(_input(step, rank, 16)).square().sum().backward()
+        for each in copies:
+            _same(each, model, f"step {step}")
 
 
 def _keep_gradient(seen: dict[int, torch.Tensor], i: int, x: torch.Tensor) -> None:
@@ -339,6 +372,8 @@ BODIES = [
     _compiled,
     _made_in_place,
     _accumulates,
+    _held_gradients,
+    _copied_and_pickled,
     _hooks_of_the_user,
     _gradients_that_are_given_to_the_caller,
     _outlives_the_model,
