@@ -356,9 +356,10 @@ class Rendezvous {
         }
       }
     } catch (const Error& error) {
-      log_warning(concat("rank ", identity_.rank,
-                         " can not see the tensors that its peers have in ",
-                         "their arenas, which are therefore copied: ", error.what()));
+      log_warning_once(
+          error.what(),
+          concat("rank ", identity_.rank, " can not see the tensors that its peers have in ",
+                 "their arenas, which are therefore copied: ", error.what()));
       return {};
     }
     return GroupArenas(arenas_.own, std::move(views));
@@ -379,8 +380,9 @@ class Rendezvous {
     const bool has_lost_one = failure.starts_with(kDead);
     if (!failure.empty() && !has_lost_one) {
       store_.add(prefix_ + "failures", 1);
-      log_warning(concat("rank ", identity_.rank, " shares no memory with the group and counts as ",
-                         "another host: ", failure));
+      log_warning_once(failure, concat("rank ", identity_.rank,
+                                       " shares no memory with the group and counts as ",
+                                       "another host: ", failure));
     }
     const std::string own = failure.empty() ? "yes" : has_lost_one ? failure : "no: " + failure;
     store_.set(key("joined", identity_.rank), own);
