@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from harness import assert_clean_exits, on_gloo, run_fresh_processes, run_ranks
+from harness import assert_clean_exits, expect_error, on_gloo, run_fresh_processes, run_ranks
 from horovod_session import horovod
 from torch.nn.parallel import DistributedDataParallel as DDP
 
@@ -221,6 +221,22 @@ def _joins_default_group(rank: int, size: int) -> None:
 @pytest.mark.parametrize("backend", ["horon", "gloo"])
 def test_joins_the_default_group_and_leaves_it(backend: str) -> None:
     run_ranks(_joins_default_group, 2, backend=backend)
+
+
+def _one_stays_away(rank: int, size: int) -> None:
+    os.environ["HORON_TIMEOUT_SECONDS"] = "1.5"
+    import horon.torch as hvd
+
+    if rank != 1:
+        message = expect_error(hvd.init, "RuntimeError", within_s=10)
+        assert "rank(s) [1]" in message and "1.5 s" in message, message
+        assert not hvd.is_initialized()
+    dist.barrier()
+
+
+@pytest.mark.parametrize("backend", ["horon", "gloo"])
+def test_a_rank_of_the_default_group_that_stays_away_is_named(backend: str) -> None:
+    assert_clean_exits(run_fresh_processes(_one_stays_away, 3, backend=backend, timeout=60))
 
 
 def _ddp_beside(rank: int, size: int) -> list[float]:

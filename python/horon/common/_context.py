@@ -202,7 +202,7 @@ class Context:
                     "horon", store=group_store, rank=launch.rank, world_size=launch.size, timeout=timeout
                 )
                 made_group = dist.group.WORLD
-            topology = _exchange_topology(dist.PrefixStore(f"horon/places/{generation}", store), launch)
+            topology = _exchange_topology(dist.PrefixStore(f"horon/places/{generation}", store), launch, timeout)
             engine = _C.NamedEngine(
                 dist.PrefixStore(f"horon/engine/{generation}", store),
                 launch.rank,
@@ -280,11 +280,11 @@ def _check_process_sets(process_sets: Sequence[Sequence[int]], size: int) -> Non
         seen.add(tuple(ranks))
 
 
-def _exchange_topology(store: Any, launch: Launch) -> Topology:
+def _exchange_topology(store: Any, launch: Launch, timeout: timedelta) -> Topology:
     host = os.environ.get("HORON_HOST_ID") or this_host(socket.gethostname())
     node = host if launch.node is None else f"node {launch.node}"
     mine = Place(node, launch.local_rank, launch.local_size)
-    return derive_topology(launch.rank, exchange_places(store, launch.rank, launch.size, mine), launch)
+    return derive_topology(launch.rank, exchange_places(store, launch.rank, launch.size, mine, timeout), launch)
 
 
 def _store_over_mpi(comm: Any, timeout: timedelta) -> Any:

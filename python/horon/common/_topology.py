@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -45,10 +47,27 @@ class Place:
         return cls(node, int(local_rank) if local_rank else None, int(local_size) if local_size else None)
 
 
-def exchange_places(store: Any, rank: int, size: int, mine: Place) -> list[Place]:
-    """Tells all ranks where this one is, and waits for all of them."""
+def exchange_places(store: Any, rank: int, size: int, mine: Place, timeout: timedelta) -> list[Place]:
+    """Tells all ranks where this one is, and waits for all of them.
+
+    Raises:
+        RuntimeError: Some did not come within `timeout`; names them.
+    """
     store.set(f"place/{rank}", mine.encode())
-    return [mine if other == rank else Place.decode(store.get(f"place/{other}").decode()) for other in range(size)]
+    give_up_s = time.monotonic() + timeout.total_seconds()
+    for other in range(size):
+        left = timedelta(seconds=max(give_up_s - time.monotonic(), 0.001))
+        try:
+            store.wait([f"place/{other}"], left)
+        except RuntimeError as error:
+            missing = [r for r in range(size) if not store.check([f"place/{r}"])]
+            if not missing:
+                continue
+            raise RuntimeError(
+                f"horon: hvd.init: rank {rank} waited for {timeout.total_seconds():g} s for rank(s) {missing}, which "
+                "did not call it. All ranks of the group have to; HORON_TIMEOUT_SECONDS sets how long they wait."
+            ) from error
+    return [Place.decode(store.get(f"place/{other}").decode()) for other in range(size)]
 
 
 def derive_topology(rank: int, places: Sequence[Place], launch: Launch | None = None) -> Topology:
