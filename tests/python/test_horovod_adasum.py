@@ -63,13 +63,16 @@ def _optimizer(rank: int, size: int) -> None:
         torch.manual_seed(0)
         model = torch.nn.Sequential(torch.nn.Linear(6, 5), torch.nn.Tanh(), torch.nn.Linear(5, 2))
         models = [copy.deepcopy(model) for _ in range(size)]
-        plain = [torch.optim.Adam(m.parameters(), lr=0.05) for m in models]
+        plain = [torch.optim.Adam(m[0].parameters(), lr=0.05) for m in models]
         optimizer = hvd.DistributedOptimizer(
-            torch.optim.Adam(model.parameters(), lr=0.05), model.named_parameters(), op=hvd.Adasum
+            torch.optim.Adam(model[0].parameters(), lr=0.05), model.named_parameters(), op=hvd.Adasum
         )
         with pytest.raises(AssertionError) if size > 1 else _nothing(), optimizer.skip_synchronize():
             pass
         for step in range(3):
+            if step == 1:
+                for each, own in zip([model, *models], [optimizer, *plain], strict=True):
+                    own.add_param_group({"params": each[2].parameters()})
             starts = [p.detach().clone() for p in models[0].parameters()]
             for r in range(size):
                 x = torch.randn(8, 6, generator=torch.Generator().manual_seed(10 * step + r))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -522,6 +523,67 @@ def _channels_last(rank: int, size: int) -> None:
 
 def test_channels_last() -> None:
     run_ranks(_channels_last, 2)
+
+
+def _added_groups(rank: int, size: int, is_named: bool) -> None:
+    """Layers that are unfrozen during the training, as in fine-tuning."""
+    with horovod() as hvd:
+        model = _model()
+        plain_model = copy.deepcopy(model)
+        optimizers = []
+        for each in (model, plain_model):
+            last, *_ = (module for module in reversed(each) if isinstance(module, nn.Linear))
+            optimizers.append(torch.optim.SGD(last.parameters(), lr=0.1, momentum=0.9))
+        named = {"named_parameters": model.named_parameters()} if is_named else {}
+        optimizer, plain = hvd.DistributedOptimizer(optimizers[0], **named), optimizers[1]
+        for step in range(4):
+            if step == 2:
+                for each, own in ((model, optimizer), (plain_model, plain)):
+                    mine = {p for group in own.param_groups for p in group["params"]}
+                    own.add_param_group({"params": [p for p in each.parameters() if p not in mine], "lr": 0.2})
+            _reference_step(plain_model, plain, [step], size, 1 / size)
+            plain.step()
+            optimizer.zero_grad()
+            _loss(model, step, rank).backward()
+            if step == 1:
+                with pytest.raises(AssertionError, match="add_param_group"):
+                    optimizer.add_param_group({"params": [torch.zeros(1, requires_grad=True)]})
+            optimizer.step()
+            for a, b in zip(model.parameters(), plain_model.parameters(), strict=True):
+                torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+        _same_everywhere(hvd, model)
+
+
+@pytest.mark.parametrize("is_named", [False, True])
+def test_groups_that_are_added_later(is_named: bool) -> None:
+    run_ranks(_added_groups, 2, is_named)
+
+
+def _not_copied(rank: int, size: int) -> None:
+    with horovod() as hvd:
+        for op in (hvd.Average, hvd.Adasum):
+            optimizer = hvd.DistributedOptimizer(_sgd(_model()), op=op)
+            for copied in (copy.deepcopy, copy.copy, pickle.dumps):
+                with pytest.raises(TypeError, match="state_dict"):
+                    copied(optimizer)
+
+
+def test_is_not_copied() -> None:
+    run_ranks(_not_copied, 2)
+
+
+def _graphs(rank: int, size: int, width: int) -> None:
+    with horovod() as hvd:
+        model = nn.Linear(width, width)
+        optimizer = hvd.DistributedOptimizer(_sgd(model))
+        with pytest.raises(AssertionError, match="create_graph"):
+            model(torch.ones(2, width)).square().sum().backward(create_graph=True)
+            optimizer.synchronize()
+
+
+@pytest.mark.parametrize("width", [4, 600])
+def test_gradients_with_graphs_are_refused(width: int) -> None:
+    run_ranks(_graphs, 2, width)
 
 
 def _hooks_go_with_the_optimizer(rank: int, size: int) -> None:

@@ -13,6 +13,21 @@ from horon.common._reduce_ops import Adasum
 from horon.torch._gradient_parts import new_buffer
 from horon.torch.compression import Compressor
 
+NOT_COPIED = (
+    "horon: a DistributedOptimizer can not be copied or pickled: it has hooks on the parameters, and operations under "
+    "way. Keep optimizer.state_dict(), and load it into a new hvd.DistributedOptimizer."
+)
+
+
+def name_last_group(optimizer: torch.optim.Optimizer) -> dict[torch.Tensor, str]:
+    """Names for the parameters of the group that was added last, as far as they need gradients."""
+    number = len(optimizer.param_groups) - 1
+    return {
+        parameter: f"allreduce.noname.{number}.{j}"
+        for j, parameter in enumerate(optimizer.param_groups[number]["params"])
+        if parameter.requires_grad
+    }
+
 
 class AdasumOptimizer(torch.optim.Optimizer):
     """What it adds to the optimizer's own class: every rank steps for itself, on its own gradients; the differences are
@@ -36,6 +51,15 @@ class AdasumOptimizer(torch.optim.Optimizer):
         self._horon_compression = compression
         self.backward_passes_per_step = passes
         return self
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """As the optimizer's own; the group's steps are combined from now on. All ranks have to add the same."""
+        super().add_param_group(param_group)
+        added = [(name, parameter) for parameter, name in name_last_group(self).items()]
+        self._horon_start([*self._horon_parameters, *added], self._horon_compression, self.backward_passes_per_step)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise TypeError(NOT_COPIED)
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Nothing goes out before step(), so that any number of passes may add up."""

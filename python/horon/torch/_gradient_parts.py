@@ -157,7 +157,8 @@ class Packed:
             slot = self.slots[index]
             gradient = slot.parameter.grad
             assert gradient is not None
-            assert gradient.is_sparse, _NO_GRAPH
+            if not gradient.is_sparse:
+                raise AssertionError(_NO_GRAPH)
             self._pack_sparse(slot, gradient)
         if self._sent is not self._buffer:
             self._sent.copy_(self._buffer)
@@ -206,7 +207,8 @@ class Direct:
         if gradient.is_sparse:
             self._n_sparse_dims = gradient.sparse_dim()
             gradient = gradient.to_dense()
-        assert not gradient.requires_grad, _NO_GRAPH
+        if gradient.requires_grad:
+            raise AssertionError(_NO_GRAPH)
         self._gradient = gradient
         flat = self._flat(gradient, self._strides)
         dtype_sent = dtype_sent_by(self._compression)

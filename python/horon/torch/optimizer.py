@@ -14,7 +14,7 @@ from horon.common import basics
 from horon.common._reduce_ops import Adasum, Average
 from horon.common.process_sets import ProcessSet, global_process_set
 from horon.common.util import num_rank_is_power_2
-from horon.torch._adasum_optimizer import AdasumOptimizer
+from horon.torch._adasum_optimizer import NOT_COPIED, AdasumOptimizer, name_last_group
 from horon.torch._allreduce import allreduce
 from horon.torch._gradient_reducer import GradientReducer, Groups, ReductionOptions
 from horon.torch.compression import Compression, Compressor
@@ -27,6 +27,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
 
     _horon_reducer: GradientReducer | None
     """None where nothing needs to be sent: alone, or outside of the process set."""
+    _horon_options: ReductionOptions
     _horon_passes: int
     _parameter_names: dict[torch.Tensor, str]
     """Horovod's name for it, which scripts read."""
@@ -156,6 +157,33 @@ class _DistributedOptimizer(torch.optim.Optimizer):
                 reducer.zero_in_place()
         super().zero_grad(*args, **kwargs)
 
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """As the optimizer's own; the group's gradients are reduced from now on, like the others.
+
+        All ranks have to add the same. The parameters' names are made of their numbers.
+
+        Raises:
+            AssertionError: Between backward() and step() or synchronize().
+
+        Horovod 0.28.1 steps on a new group's own gradients, unreduced, so that ranks part without a word.
+        """
+        if self._has_gradients():
+            raise AssertionError(
+                "optimizer.add_param_group() was called after loss.backward() but before optimizer.step() or "
+                "optimizer.synchronize(), while gradients are on their way."
+            )
+        super().add_param_group(param_group)
+        self._parameter_names.update(name_last_group(self))
+        if self._horon_reducer is not None:
+            self._horon_reducer = None  # takes its hooks off, before the new one's come
+            self._horon_reducer = GradientReducer(self._horon_named(), self._horon_passes, self._horon_options)
+
+    def _horon_named(self) -> list[tuple[str, torch.Tensor]]:
+        return [(name, parameter) for parameter, name in self._parameter_names.items()]
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise TypeError(NOT_COPIED)
+
     def load_state_dict(self, *args: Any, **kwargs: Any) -> None:
         """As the optimizer's own; gradients in flight are forgotten. Source: Horovod 0.28.1 ``load_state_dict``."""
         if self._horon_reducer is not None:
@@ -246,9 +274,11 @@ def DistributedOptimizer(
     wrapped.sparse_as_dense = sparse_as_dense
     wrapped.process_set = process_set
     wrapped._horon_reducer = None
+    wrapped._horon_options = ReductionOptions(
+        compression, op, gradient_predivide_factor, groups, sparse_as_dense, process_set
+    )
     if process_set.included() and basics.size() > 1 and process_set.size() != 1:
-        options = ReductionOptions(compression, op, gradient_predivide_factor, groups, sparse_as_dense, process_set)
-        wrapped._horon_reducer = GradientReducer(named, backward_passes_per_step, options)
+        wrapped._horon_reducer = GradientReducer(named, backward_passes_per_step, wrapped._horon_options)
     return wrapped
 
 
