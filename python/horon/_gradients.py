@@ -98,9 +98,25 @@ class _Mover:
     def __call__(self, parameter: torch.Tensor) -> None:
         gradient = parameter.grad
         if gradient is not self._view and gradient is not None:
+            self._check(gradient)
             with torch.no_grad():
                 self._view.copy_(gradient)
             parameter.grad = self._view
+
+    def _check(self, gradient: torch.Tensor) -> None:
+        place = self._view
+        if gradient.requires_grad:
+            raise RuntimeError(
+                "horon: share_gradients: a gradient with a graph of its own (create_graph=True) would lose it in its "
+                "place in the arena; use torch.autograd.grad() for it."
+            )
+        expected, got = ((t.dtype, t.layout, tuple(t.shape)) for t in (place, gradient))
+        if expected != got:
+            raise RuntimeError(
+                f"horon: share_gradients: expected a gradient of {expected}, got {got} (dtype, layout, shape). It "
+                "needs dense gradients (sparse=False); for a model that has changed since, call remove() and "
+                "share_gradients() again."
+            )
 
 
 def share_gradients(model: torch.nn.Module, *, group: dist.ProcessGroup | None = None) -> SharedGradients:

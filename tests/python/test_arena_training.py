@@ -165,6 +165,24 @@ def test_share_gradients_unused_dtypes_layouts() -> None:
     run_ranks(_shared_options, 2)
 
 
+def _shared_errors(rank: int, world_size: int) -> None:
+    model = nn.Linear(4, 4)
+    horon.share_gradients(model)
+    with pytest.raises(RuntimeError, match="create_graph"):
+        model(torch.ones(2, 4)).square().sum().backward(create_graph=True)
+    model.zero_grad()
+    with pytest.raises(RuntimeError, match=r"float64.*share_gradients\(\) again"):
+        model.double()(torch.ones(2, 4, dtype=torch.float64)).sum().backward()
+    sparse = nn.Embedding(4, 4, sparse=True)
+    horon.share_gradients(sparse)
+    with pytest.raises(RuntimeError, match="needs dense gradients"):
+        sparse(torch.tensor([1])).sum().backward()
+
+
+def test_share_gradients_says_what_it_can_not_take() -> None:
+    run_ranks(_shared_errors, 2)
+
+
 def _fsdp(rank: int, world_size: int) -> None:
     plain, model = _model(), _model()
     for m in (plain, model):
