@@ -52,6 +52,9 @@ std::string concat(const Args&... args) {
   return out.str();
 }
 
+// "reason. The group can not be used any more; destroy it."
+std::string group_over_text(const std::string& reason);
+
 // "memfd_create: Operation not permitted" for the errno given.
 std::string system_error_text(const char* call, int error_number);
 

@@ -57,7 +57,7 @@ void CrossTransport::run(const Request& request, const WaitContext& context) {
     if (request.kind == OpKind::kMonitoredBarrier) {
       throw GroupError(monitored_barrier_refused_text(rank_, error.what()));
     }
-    throw GroupError(concat(ended_, ". The group can not be used any more; destroy it."));
+    throw GroupError(group_over_text(ended_));
   } catch (...) {  // check_interrupt's own exception: passed on as it is
     ended_ = concat("rank ", rank_, " was interrupted in ", name(request.kind));
     bytes_->abort(ended_);

@@ -127,8 +127,7 @@ void ShmTransport::end_group(const Request& request, const std::string& reason) 
   if (request.kind == OpKind::kMonitoredBarrier && rank_ != 0) {
     throw GroupError(monitored_barrier_refused_text(rank_, reason));
   }
-  throw GroupError(
-      concat(where, ": ", reason, ". The group can not be used any more; destroy it."));
+  throw GroupError(group_over_text(concat(where, ": ", reason)));
 }
 
 void ShmTransport::complete_current(const Request& request, const WaitContext& context) {

@@ -108,10 +108,19 @@ TEST_CASE("calls inside an operation, as of a signal handler, are errors and do 
   const auto lane = std::make_shared<Lane>();
   const auto pending = task([] {});
   lane->run([&] {
-    const auto refuses = Catch::Contains("signal handler");
-    REQUIRE_THROWS_WITH(lane->run([] {}), refuses);
+    const auto refused = [](const std::function<void()>& call) {
+      try {
+        call();
+      } catch (const GroupError&) {
+        return false;  // the group would end
+      } catch (const Error& error) {
+        return contains(error.what(), "signal handler");
+      }
+      return false;
+    };
+    REQUIRE(refused([&] { lane->run([] {}); }));
     lane->submit(pending);
-    REQUIRE_THROWS_WITH(lane->help_until([] { return false; }), refuses);
+    REQUIRE(refused([&] { lane->help_until([] { return false; }); }));
     REQUIRE(lane->help_until([] { return true; }));
   });
   lane->run([] {});  // behind it
