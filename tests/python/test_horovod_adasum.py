@@ -70,7 +70,12 @@ def _optimizer(rank: int, size: int) -> None:
         with pytest.raises(AssertionError) if size > 1 else _nothing(), optimizer.skip_synchronize():
             pass
         for step in range(3):
+            if step == 0:  # the first layer's bias is unfrozen in the next step
+                for each in (model, *models):
+                    each[0].bias.requires_grad_(False)
             if step == 1:
+                for each in (model, *models):
+                    each[0].bias.requires_grad_()
                 for each, own in zip([model, *models], [optimizer, *plain], strict=True):
                     own.add_param_group({"params": each[2].parameters()})
             starts = [p.detach().clone() for p in models[0].parameters()]

@@ -559,6 +559,34 @@ def test_groups_that_are_added_later(is_named: bool) -> None:
     run_ranks(_added_groups, 2, is_named)
 
 
+def _unfrozen(rank: int, size: int, passes: int) -> None:
+    with horovod() as hvd:
+        model = _model()
+        plain_model = copy.deepcopy(model)
+        for each in (model, plain_model):
+            each[0].requires_grad_(False)
+        optimizer, plain = hvd.DistributedOptimizer(_sgd(model), backward_passes_per_step=passes), _sgd(plain_model)
+        for step in range(5):
+            if step == 2:
+                for each in (model, plain_model):
+                    each[0].requires_grad_()
+            steps = [10 * step + p for p in range(passes)]
+            _reference_step(plain_model, plain, steps, size, 1 / size)
+            plain.step()
+            optimizer.zero_grad()
+            for number in steps:
+                _loss(model, number, rank).backward()
+            optimizer.step()
+            for a, b in zip(model.parameters(), plain_model.parameters(), strict=True):
+                torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+        _same_everywhere(hvd, model)
+
+
+@pytest.mark.parametrize("passes", [1, 2])
+def test_parameters_that_are_unfrozen(passes: int) -> None:
+    run_ranks(_unfrozen, 2, passes)
+
+
 def _not_copied(rank: int, size: int) -> None:
     with horovod() as hvd:
         for op in (hvd.Average, hvd.Adasum):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -19,14 +19,19 @@ NOT_COPIED = (
 )
 
 
-def name_last_group(optimizer: torch.optim.Optimizer) -> dict[torch.Tensor, str]:
-    """Names for the parameters of the group that was added last, as far as they need gradients."""
+Named = list[tuple[str, torch.Tensor]]
+
+
+def name_last_group(optimizer: torch.optim.Optimizer) -> Named:
+    """Names for the parameters of the group that was added last."""
     number = len(optimizer.param_groups) - 1
-    return {
-        parameter: f"allreduce.noname.{number}.{j}"
-        for j, parameter in enumerate(optimizer.param_groups[number]["params"])
-        if parameter.requires_grad
-    }
+    added = optimizer.param_groups[number]["params"]
+    return [(f"allreduce.noname.{number}.{j}", parameter) for j, parameter in enumerate(added)]
+
+
+def divide_by_need(named: Named) -> tuple[Named, Named]:
+    """Parameters that need gradients, and those that need none (now)."""
+    return [one for one in named if one[1].requires_grad], [one for one in named if not one[1].requires_grad]
 
 
 class AdasumOptimizer(torch.optim.Optimizer):
@@ -36,16 +41,18 @@ class AdasumOptimizer(torch.optim.Optimizer):
     Source: Horovod 0.28.1 ``_DistributedAdasumOptimizer``.
     """
 
-    _horon_parameters: Sequence[tuple[str, torch.Tensor]]
+    _horon_parameters: Named
+    _horon_frozen: Named
     _horon_starts: list[torch.Tensor]
     _horon_deltas: list[torch.Tensor]
     _horon_compression: type[Compressor]
     backward_passes_per_step: int
 
     def _horon_start(
-        self, named_parameters: Sequence[tuple[str, torch.Tensor]], compression: type[Compressor], passes: int
+        self, named_parameters: Named, frozen: Named, compression: type[Compressor], passes: int
     ) -> AdasumOptimizer:
         self._horon_parameters = named_parameters
+        self._horon_frozen = frozen
         self._horon_starts = [torch.empty_like(p, requires_grad=False) for _, p in named_parameters]
         self._horon_deltas = [new_buffer(p.numel(), p.dtype, p.device).view(p.shape) for _, p in named_parameters]
         self._horon_compression = compression
@@ -55,8 +62,14 @@ class AdasumOptimizer(torch.optim.Optimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """As the optimizer's own; the group's steps are combined from now on. All ranks have to add the same."""
         super().add_param_group(param_group)
-        added = [(name, parameter) for parameter, name in name_last_group(self).items()]
-        self._horon_start([*self._horon_parameters, *added], self._horon_compression, self.backward_passes_per_step)
+        self._horon_frozen = [*self._horon_frozen, *name_last_group(self)]
+        self._take_unfrozen()
+
+    def _take_unfrozen(self) -> None:
+        unfrozen, frozen = divide_by_need(self._horon_frozen)
+        if unfrozen:
+            parameters = [*self._horon_parameters, *unfrozen]
+            self._horon_start(parameters, frozen, self._horon_compression, self.backward_passes_per_step)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise TypeError(NOT_COPIED)
@@ -78,6 +91,8 @@ class AdasumOptimizer(torch.optim.Optimizer):
         Raises:
             HorovodInternalError: Ranks disagree about the parameters, or one was lost.
         """
+        if self._horon_frozen:  # as in Note [Parameters that are unfrozen]
+            self._take_unfrozen()
         parameters = [parameter for _, parameter in self._horon_parameters]
         with torch.no_grad():
             torch._foreach_copy_(self._horon_starts, parameters)

@@ -14,7 +14,7 @@ from horon.common import basics
 from horon.common._reduce_ops import Adasum, Average
 from horon.common.process_sets import ProcessSet, global_process_set
 from horon.common.util import num_rank_is_power_2
-from horon.torch._adasum_optimizer import NOT_COPIED, AdasumOptimizer, name_last_group
+from horon.torch._adasum_optimizer import NOT_COPIED, AdasumOptimizer, divide_by_need, name_last_group
 from horon.torch._allreduce import allreduce
 from horon.torch._gradient_reducer import GradientReducer, Groups, ReductionOptions
 from horon.torch.compression import Compression, Compressor
@@ -28,6 +28,8 @@ class _DistributedOptimizer(torch.optim.Optimizer):
     _horon_reducer: GradientReducer | None
     """None where nothing needs to be sent: alone, or outside of the process set."""
     _horon_options: ReductionOptions
+    _horon_frozen: list[tuple[str, torch.Tensor]]
+    """Parameters that need no gradients yet; see Note [Parameters that are unfrozen]."""
     _horon_passes: int
     _parameter_names: dict[torch.Tensor, str]
     """Horovod's name for it, which scripts read."""
@@ -70,6 +72,8 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         """
         if self._horon_reducer is not None:
             self._horon_reducer.synchronize()
+            if self._horon_frozen:
+                self._horon_take_unfrozen()
         self._horon_is_synchronized = True
 
     @contextmanager
@@ -173,13 +177,26 @@ class _DistributedOptimizer(torch.optim.Optimizer):
                 "optimizer.synchronize(), while gradients are on their way."
             )
         super().add_param_group(param_group)
-        self._parameter_names.update(name_last_group(self))
+        added, frozen = divide_by_need(name_last_group(self))
+        self._horon_frozen += frozen
+        self._horon_reduce_also(added)
+
+    # Note [Parameters that are unfrozen]
+    # Fine-tuning sets requires_grad during the training. What needed no gradients when it was wrapped has no hooks, and
+    # would train on each rank's own. So synchronize() looks at those parameters, if any: gradients that have come
+    # meanwhile are reduced on the spot, and in the next backward pass go out like the others.
+    def _horon_take_unfrozen(self) -> None:
+        unfrozen, self._horon_frozen = divide_by_need(self._horon_frozen)
+        if unfrozen:
+            GradientReducer(unfrozen, self._horon_passes, self._horon_options).synchronize()
+            self._horon_reduce_also(unfrozen)
+
+    def _horon_reduce_also(self, named: list[tuple[str, torch.Tensor]]) -> None:
+        self._parameter_names.update((parameter, name) for name, parameter in named)
         if self._horon_reducer is not None:
             self._horon_reducer = None  # takes its hooks off, before the new one's come
-            self._horon_reducer = GradientReducer(self._horon_named(), self._horon_passes, self._horon_options)
-
-    def _horon_named(self) -> list[tuple[str, torch.Tensor]]:
-        return [(name, parameter) for parameter, name in self._parameter_names.items()]
+            everything = [(name, parameter) for parameter, name in self._parameter_names.items()]
+            self._horon_reducer = GradientReducer(everything, self._horon_passes, self._horon_options)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise TypeError(NOT_COPIED)
@@ -256,16 +273,17 @@ def DistributedOptimizer(
     if backward_passes_per_step <= 0:
         raise ValueError("backward_passes_per_step must be > 0")
     _check_groups(groups)
-    named = _name_all(optimizer, named_parameters)
+    named, frozen = divide_by_need(_name_all(optimizer, named_parameters))
     if op == Adasum and basics.size() > 1:
         if process_set != global_process_set:
             raise NotImplementedError("Adasum does not support non-global process sets yet.")
         if not num_rank_is_power_2(basics.size()):
             raise NotImplementedError("Running Adasum with non-power of 2 ranks is not supported yet.")
-        return _make(AdasumOptimizer, optimizer)._horon_start(named, compression, backward_passes_per_step)
+        return _make(AdasumOptimizer, optimizer)._horon_start(named, frozen, compression, backward_passes_per_step)
     wrapped = _make(_DistributedOptimizer, optimizer)
     wrapped._horon_passes = backward_passes_per_step
     wrapped._parameter_names = {parameter: name for name, parameter in named}
+    wrapped._horon_frozen = frozen
     wrapped._horon_is_synchronized = False
     wrapped._horon_synchronizes_in_step = True
     wrapped._horon_sets_to_none = _sets_to_none(type(optimizer))
@@ -304,7 +322,7 @@ def _make(added: type[Any], optimizer: torch.optim.Optimizer) -> Any:
 def _name_all(
     optimizer: torch.optim.Optimizer, named_parameters: Iterable[tuple[str, torch.Tensor]] | None
 ) -> list[tuple[str, torch.Tensor]]:
-    """The optimizer's parameters that need gradients, with their names, in the order of `named_parameters`.
+    """The optimizer's parameters with their names, in the order of `named_parameters`.
 
     The optimizer's own order, which its groups may have from sets, need not be the same on all ranks.
     """
@@ -336,11 +354,7 @@ def _name_all(
             + ", ".join(map(str, unnamed))
         )
     is_optimized = set(all_parameters)
-    return [
-        (name, parameter)
-        for parameter, name in name_of.items()
-        if parameter in is_optimized and parameter.requires_grad
-    ]
+    return [(name, parameter) for parameter, name in name_of.items() if parameter in is_optimized]
 
 
 def _check_groups(groups: Any) -> None:
