@@ -459,7 +459,7 @@ void HoronBackend::shutdown() {
   group_->shutdown(Deadline::after(std::chrono::hours(24 * 365)));
 }
 
-#if HORON_HAS_HOOKS
+#if HORON_HAS_COMPLETION_HOOKS
 void HoronBackend::registerCompletionHook(int64_t id, c10d::CompletionHook hook) {
   hooks_->on_completion.add(id, [hook = std::move(hook)](std::uint64_t key) {
     c10d::CompletionHookArgs args;

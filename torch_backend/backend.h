@@ -109,11 +109,13 @@ class HoronBackend final : public c10d::Backend {
   void abort() override;
   void shutdown() override;
 
-#if HORON_HAS_HOOKS
+#if HORON_HAS_COMPLETION_HOOKS
   bool supportsCompletionHooks() const override { return true; }
   void registerCompletionHook(int64_t id, c10d::CompletionHook hook) override;
   void unregisterCompletionHook(int64_t id) override { hooks_->on_completion.remove(id); }
   bool supportsAbortHooks() const override { return true; }
+#endif
+#if HORON_HAS_HOOKS
   void registerAbortHook(int64_t id, c10d::AbortHook hook) override {
     hooks_->on_abort.add(id, std::move(hook));
   }

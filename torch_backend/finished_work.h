@@ -35,7 +35,7 @@ class FinishedWork final : public c10d::Work {
     future->markCompleted(at::IValue(outputs_));
     return future;
   }
-#if HORON_HAS_HOOKS
+#if HORON_HAS_COMPLETION_HOOKS
   uint64_t getCompletionKey() const override { return completion_key_; }
 #endif
   std::uint64_t completion_key() const { return completion_key_; }

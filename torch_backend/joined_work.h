@@ -67,7 +67,7 @@ class JoinedWork final : public c10d::Work {
     future->markCompleted(at::IValue(outputs));
     return future;
   }
-#if HORON_HAS_HOOKS
+#if HORON_HAS_COMPLETION_HOOKS
   uint64_t getCompletionKey() const override { return completion_key_; }
 #endif
 

@@ -48,8 +48,10 @@ class HoronWork : public c10d::Work {
   uint64_t getSequencenumber() const override { return origin_.sequence; }
   void synchronize() override {}
   void abort() override;
-#if HORON_HAS_HOOKS
+#if HORON_HAS_COMPLETION_HOOKS
   uint64_t getCompletionKey() const override { return completion_key_; }
+#endif
+#if HORON_HAS_HOOKS
   std::chrono::milliseconds getTimeout() const override { return origin_.timeout; }
 #endif
 

@@ -51,6 +51,7 @@ def gloo_lacks(reason: str) -> None:
         pytest.skip(f"gloo: {reason}")
 
 
+needs_torch_214 = pytest.mark.skipif(TORCH_VERSION < (2, 14), reason="new in torch 2.14")
 needs_torch_215 = pytest.mark.skipif(TORCH_VERSION < (2, 15), reason="new in torch 2.15")
 
 

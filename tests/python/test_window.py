@@ -1,4 +1,4 @@
-"""One-sided windows (torch 2.15): puts, signals, mapped tensors, refusals, deaths, timeouts, exits, lifetimes."""
+"""One-sided windows (torch 2.14): puts, signals, mapped tensors, refusals, deaths, timeouts, exits, lifetimes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from harness import (
     Cases,
     assert_clean_exits,
     expect_error,
-    needs_torch_215,
+    needs_torch_214,
     on_gloo,
     run_fresh_processes,
     run_ranks,
@@ -29,9 +29,9 @@ from harness import (
 )
 from reference import DTYPES, make_input
 
-pytestmark = [needs_torch_215, pytest.mark.skipif(on_gloo(), reason="Gloo has no windows")]
+pytestmark = [needs_torch_214, pytest.mark.skipif(on_gloo(), reason="Gloo has no windows")]
 
-if TORCH_VERSION >= (2, 15):
+if TORCH_VERSION >= (2, 14):
     from torch._C._distributed_c10d import WaitSignalOptions, WindowAccessType
     from torch.distributed import _new_window, _supports_window
 

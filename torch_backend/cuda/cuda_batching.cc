@@ -98,8 +98,10 @@ class BatchedWork final : public c10d::Work {
       group->abort("Work.abort() was called");
     }
   }
-#if HORON_HAS_HOOKS
+#if HORON_HAS_COMPLETION_HOOKS
   uint64_t getCompletionKey() const override { return batched_->completion_key; }
+#endif
+#if HORON_HAS_HOOKS
   std::chrono::milliseconds getTimeout() const override { return call_.timeout; }
 #endif
 

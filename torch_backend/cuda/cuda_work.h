@@ -39,8 +39,10 @@ class CudaWork final : public c10d::Work {
   int sourceRank() const override { return origin_.source_rank; }
   uint64_t getSequencenumber() const override { return operation_->sequence(); }
   void abort() override;
-#if HORON_HAS_HOOKS
+#if HORON_HAS_COMPLETION_HOOKS
   uint64_t getCompletionKey() const override { return operation_->completion_key(); }
+#endif
+#if HORON_HAS_HOOKS
   std::chrono::milliseconds getTimeout() const override { return origin_.timeout; }
 #endif
 
