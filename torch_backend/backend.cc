@@ -20,6 +20,9 @@
 namespace horon::torch_backend {
 namespace {
 
+// As c10d::Work's events.
+constexpr at::RecordScope kProfilerScope = at::RecordScope::USER_SCOPE;
+
 // An asynchronous collective in the lane's queue.
 class CollectiveTask final : public Task {
  public:
@@ -161,7 +164,8 @@ c10::intrusive_ptr<HoronWork> HoronBackend::make_work(const Call& call, std::uin
   origin.rank = rank_;
   origin.op_type = call.op_type;
   // Making up the profiler's event costs more than the operation: only when somebody listens.
-  origin.profiling_title = at::hasCallbacks() ? call.title : nullptr;
+  const bool is_profiled = at::getStepCallbacksUnlessEmpty(kProfilerScope).has_value();
+  origin.profiling_title = is_profiled ? call.title : nullptr;
   origin.sequence = sequence;
   origin.timeout = call.timeout;
   origin.mover = call.mover;
@@ -197,7 +201,7 @@ HoronBackend::WorkPtr HoronBackend::issue(Collective collective, const Call& cal
     collective.finish();
     return finished_work(call, sequence, c10::ArrayRef<at::Tensor>(collective.outputs));
   }
-  auto work = make_work(call, sequence, collective.inputs, collective.outputs);
+  auto work = make_work(call, sequence, collective.inputs, std::move(collective.outputs));
   auto task = std::make_shared<CollectiveTask>(group_.get(), hooks_, std::move(collective), work,
                                                Deadline::after(call.timeout));
   try {
@@ -281,13 +285,11 @@ void HoronBackend::all_reduce_blocking(const at::Tensor& tensor, const c10d::Red
 void HoronBackend::run_now(c10::ArrayRef<Request> requests, c10::ArrayRef<at::Tensor> inputs,
                            const Call& call, Collective* staged) {
   std::optional<at::RecordFunction> profile;
-  if (at::hasCallbacks()) {
-    profile.emplace(at::RecordScope::USER_SCOPE);
-    if (profile->isActive()) {
-      profile->_setAsync();  // as c10d's own works appear in a trace
-      std::vector<c10::IValue> values(inputs.begin(), inputs.end());
-      profile->before(call.title, c10::ArrayRef<const c10::IValue>(values.data(), values.size()));
-    }
+  if (auto listeners = at::getStepCallbacksUnlessEmpty(kProfilerScope)) {
+    profile.emplace(std::move(*listeners));
+    profile->_setAsync();  // as c10d's own works appear in a trace
+    std::vector<c10::IValue> values(inputs.begin(), inputs.end());
+    profile->before(call.title, c10::ArrayRef<const c10::IValue>(values.data(), values.size()));
   }
   run_in_turn(*group_, *hooks_, call.timeout, [&](const WaitContext& context) {
     const auto run_one = [&](const Request& request) { group_->transport().run(request, context); };

@@ -3,6 +3,8 @@
 
 #include <vector>
 
+#include <c10/util/SmallVector.h>
+
 #include "compat.h"
 
 namespace horon::torch_backend {
@@ -18,7 +20,7 @@ class FinishedWork final : public c10d::Work {
       : c10d::Work(rank, op_type),
         completion_key_(next_completion_key()),
         sequence_(sequence),
-        outputs_(outputs.vec()) {
+        outputs_(outputs.begin(), outputs.end()) {
     completed_ = true;
   }
 
@@ -27,12 +29,12 @@ class FinishedWork final : public c10d::Work {
   bool wait(std::chrono::milliseconds /*timeout*/ = kNoTimeout) override { return true; }
   void synchronize() override {}
   void abort() override {}
-  std::vector<at::Tensor> result() override { return outputs_; }
+  std::vector<at::Tensor> result() override { return {outputs_.begin(), outputs_.end()}; }
   uint64_t getSequencenumber() const override { return sequence_; }
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override {
     auto future =
         c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
-    future->markCompleted(at::IValue(outputs_));
+    future->markCompleted(at::IValue(result()));
     return future;
   }
 #if HORON_HAS_COMPLETION_HOOKS
@@ -43,7 +45,7 @@ class FinishedWork final : public c10d::Work {
  private:
   const std::uint64_t completion_key_;
   const std::uint64_t sequence_;
-  const std::vector<at::Tensor> outputs_;
+  const c10::SmallVector<at::Tensor, 1> outputs_;  // mostly one: no memory of its own
 };
 
 }  // namespace horon::torch_backend

@@ -137,6 +137,14 @@ Collective RequestBuilder::all_reduce(OpKind kind, const TensorList& tensors,
                                       const Reduction& reduction) const {
   require_some(kind, tensors);
   Collective collective;
+  if (kind == OpKind::kAllReduce && tensors.size() == 1 && is_plain_cpu(tensors[0])) {
+    // The most frequent call, many a thousand of which may be pending: nothing to stage or compare.
+    collective.requests.push_back(all_reduce_in_place(tensors[0], reduction));
+    collective.device = tensors[0].device();
+    collective.inputs = tensors;  // which keep its memory alive as well
+    collective.outputs = tensors;
+    return collective;
+  }
   std::uint64_t batch = tensors.size();
   for (const at::Tensor& tensor : tensors) {
     check_writable(tensor, kind);

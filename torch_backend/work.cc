@@ -13,8 +13,10 @@
 namespace horon::torch_backend {
 namespace {
 
-std::optional<std::vector<at::Tensor>> profiled(const std::vector<at::Tensor>& inputs) {
-  return inputs;
+// Of no use to c10d::Work without a title.
+std::optional<std::vector<at::Tensor>> profiled(const char* title,
+                                                const std::vector<at::Tensor>& inputs) {
+  return title == nullptr ? std::nullopt : std::optional(inputs);
 }
 
 }  // namespace
@@ -26,7 +28,8 @@ std::uint64_t next_completion_key() {
 
 HoronWork::HoronWork(const Origin& origin, const std::vector<at::Tensor>& inputs,
                      std::vector<at::Tensor> outputs)
-    : c10d::Work(origin.rank, origin.op_type, origin.profiling_title, profiled(inputs)),
+    : c10d::Work(origin.rank, origin.op_type, origin.profiling_title,
+                  profiled(origin.profiling_title, inputs)),
       origin_(origin),
       completion_key_(next_completion_key()),
       outputs_(std::move(outputs)) {}
