@@ -29,7 +29,7 @@ std::uint64_t next_completion_key() {
 HoronWork::HoronWork(const Origin& origin, const std::vector<at::Tensor>& inputs,
                      std::vector<at::Tensor> outputs)
     : c10d::Work(origin.rank, origin.op_type, origin.profiling_title,
-                  profiled(origin.profiling_title, inputs)),
+                 profiled(origin.profiling_title, inputs)),
       origin_(origin),
       completion_key_(next_completion_key()),
       outputs_(std::move(outputs)) {}
