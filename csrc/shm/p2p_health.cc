@@ -34,17 +34,17 @@ void P2pEngine::look_around() {
   }
   pump();  // what they sent before they went still counts
 
-  // Nothing when the operation can go on.
-  const auto verdict = [&](const P2pOp& op) -> std::exception_ptr {
+  // Nothing when the operation can go on. `peer` is who it needs.
+  const auto verdict = [&](const P2pOp& op, int peer) -> std::exception_ptr {
     std::string lost;
-    if (op.peer == kAnySource) {
+    if (peer == kAnySource) {
       if (!died.empty()) {
         lost = died + " died";
       } else if (others_here == 0) {
         lost = "all other ranks left the group";
       }
-    } else if (const Fate fate = fates[static_cast<std::size_t>(op.peer)]; fate != Fate::kHere) {
-      lost = concat(peers_->describe(op.peer), fate == Fate::kLeft ? " left the group" : " died");
+    } else if (const Fate fate = fates[static_cast<std::size_t>(peer)]; fate != Fate::kHere) {
+      lost = concat(peers_->describe(peer), fate == Fate::kLeft ? " left the group" : " died");
     }
     if (!lost.empty()) {
       return std::make_exception_ptr(PeerLostError(concat(op.describe(), ": ", lost, ".")));
@@ -56,8 +56,8 @@ void P2pEngine::look_around() {
     return nullptr;
   };
   std::string poison;
-  const auto judge = [&](const Op& op) {
-    const std::exception_ptr error = verdict(*op);
+  const auto judge = [&](const Op& op, int peer) {
+    const std::exception_ptr error = verdict(*op, peer);
     if (error) {
       if (op->deadline.has_passed()) {
         poison = concat("rank ", peers_->rank, ": ", op->describe(), " timed out");
@@ -72,14 +72,16 @@ void P2pEngine::look_around() {
     const bool is_buffered = op->is_eager && op->buffered_at != Clock::time_point{};
     if (is_buffered && Clock::now() - op->buffered_at >= kBufferedAfter) {
       finish(op);
-    } else if (judge(op)) {
+    } else if (judge(op, op->peer)) {
       auto& queue = outgoing_[static_cast<std::size_t>(op->peer)].messages;
       queue.erase(std::remove(queue.begin(), queue.end(), op), queue.end());
     }
   }
-  receives_.remove_if(judge);
+  receives_.remove_if([&](const Op& op) { return judge(op, op->peer); });
   for (auto stream = streams_.begin(); stream != streams_.end();) {
-    stream = judge(stream->second) ? streams_.erase(stream) : std::next(stream);
+    // One from any source has found its sender: nobody else can bring the rest.
+    const int sender = stream->first.first;
+    stream = judge(stream->second, sender) ? streams_.erase(stream) : std::next(stream);
   }
   // Messages to the dead are never read.
   for (std::size_t peer = 0; peer < fates.size(); ++peer) {

@@ -355,6 +355,31 @@ TEST_CASE("p2p: a receive from any source fails when nobody is left, or anybody 
   }
 }
 
+TEST_CASE("p2p: a receive from any source depends on its sender alone once it has met it") {
+  for (const bool dies : {false, true}) {
+    LocalGroup group(4);
+    group.make_mortal();
+    Endpoint a(group, 0);
+    auto b = std::make_unique<Endpoint>(group, 1);
+    Endpoint c(group, 2);
+    const auto cut_off = a.receive(kAnySource, 1, 60000);
+    const auto sent = b->send(0, 1, message(1, 60000));
+    a.engine().poll();  // the announcement has met its receive
+    const auto whole = a.receive(kAnySource, 2, 60000);
+    const auto sent_whole = c.send(0, 2, message(2, 60000));
+    a.engine().poll();
+    b->engine().close(Deadline::after(std::chrono::milliseconds(0)), "goodbye");
+    dies ? group.kill(1) : group.segment(1)->depart(1);
+    const std::exception_ptr error = cut_off->error();
+    REQUIRE(threw<PeerLostError>(error));
+    REQUIRE(contains(text_of(error), "rank 1 (pid "));
+    REQUIRE(contains(text_of(error), dies ? "died" : "left the group"));
+    REQUIRE_NOTHROW(whole->finish());
+    REQUIRE(whole->data() == message(2, 60000));
+    REQUIRE_NOTHROW(sent_whole->finish());
+  }
+}
+
 TEST_CASE("p2p: poison fails everything with its text") {
   LocalGroup group(2);
   Endpoint a(group, 0);
