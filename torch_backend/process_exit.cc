@@ -6,24 +6,42 @@
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
+#include <cstdint>
 #include <mutex>
 
+#include "core/fork_guard.h"
+
 namespace horon::torch_backend {
+
+// Of one process. A forked child counts anew: the threads that its parent's counts, and whoever may
+// hold the mutex, are not in it.
+struct CallsOut {
+  const std::uint32_t fork_generation = horon::fork_generation();
+  std::mutex mutex;
+  std::condition_variable call_ended;
+  int count = 0;  // guarded by mutex
+};
+
 namespace {
 
 constexpr std::chrono::seconds kPatience{5};
 
-struct ExitState {
-  std::mutex mutex;
-  std::condition_variable call_ended;
-  int calls_out = 0;  // guarded by mutex
-  std::atomic<bool> is_exiting{false};
-};
+constinit std::atomic<bool> is_exiting{false};
+constinit std::atomic<CallsOut*> current_calls{nullptr};
 
 // Never destroyed: threads may stay in it until the process is gone.
-ExitState& exit_state() {
-  static auto* state = new ExitState();
-  return *state;
+CallsOut& calls_out() {
+  CallsOut* calls = current_calls.load(std::memory_order_acquire);
+  if (calls != nullptr && calls->fork_generation == fork_generation()) {
+    return *calls;
+  }
+  auto* own = new CallsOut();
+  // Release: who finds it finds it made.
+  if (current_calls.compare_exchange_strong(calls, own, std::memory_order_acq_rel)) {
+    return *own;
+  }
+  delete own;  // another thread's
+  return *calls;
 }
 
 }  // namespace
@@ -31,17 +49,17 @@ ExitState& exit_state() {
 void mark_process_exiting() {
   // A thread that has not seen it goes back to an interpreter that is still whole: exit goes on to
   // wait for others for longer than that takes.
-  exit_state().is_exiting.store(true, std::memory_order_seq_cst);
+  is_exiting.store(true, std::memory_order_seq_cst);
 }
 
 void await_calls_out() {
-  std::unique_lock lock(exit_state().mutex);
-  exit_state().call_ended.wait_for(lock, kPatience, [] { return exit_state().calls_out == 0; });
+  CallsOut& calls = calls_out();
+  std::unique_lock lock(calls.mutex);
+  calls.call_ended.wait_for(lock, kPatience, [&] { return calls.count == 0; });
 }
 
 void stay_if_process_exits() {
-  if (!exit_state().is_exiting.load(std::memory_order_relaxed) ||
-      ::syscall(SYS_gettid) == ::getpid()) {
+  if (!is_exiting.load(std::memory_order_relaxed) || ::syscall(SYS_gettid) == ::getpid()) {
     return;
   }
   while (true) {
@@ -49,15 +67,18 @@ void stay_if_process_exits() {
   }
 }
 
-CallOut::CallOut() {
-  const std::lock_guard lock(exit_state().mutex);
-  ++exit_state().calls_out;
+CallOut::CallOut() : calls_(&calls_out()) {
+  const std::lock_guard lock(calls_->mutex);
+  ++calls_->count;
 }
 
 CallOut::~CallOut() {
-  const std::lock_guard lock(exit_state().mutex);
-  --exit_state().calls_out;
-  exit_state().call_ended.notify_all();
+  if (calls_->fork_generation != fork_generation()) {
+    return;  // the call has forked: it goes on in the parent
+  }
+  const std::lock_guard lock(calls_->mutex);
+  --calls_->count;
+  calls_->call_ended.notify_all();
 }
 
 }  // namespace horon::torch_backend

@@ -14,6 +14,8 @@ void await_calls_out();
 // Python 3.14 does the same.
 void stay_if_process_exits();
 
+struct CallsOut;
+
 // While it lives, this thread is in code that may want the GIL: torch's hooks, callbacks,
 // destructors of tensors and process groups. The interpreter must not be taken apart before it has
 // come back.
@@ -23,6 +25,9 @@ class CallOut {
   ~CallOut();
   CallOut(const CallOut&) = delete;
   CallOut& operator=(const CallOut&) = delete;
+
+ private:
+  CallsOut* const calls_;
 };
 
 }  // namespace horon::torch_backend

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import time
+from datetime import timedelta
 
 import pytest
 import torch
 import torch.distributed as dist
-from harness import assert_clean_exits, expect_error, gloo_lacks, on_gloo, run_fresh_processes, run_ranks
+from harness import assert_clean_exits, expect_error, gloo_lacks, on_gloo, run_fresh_processes, run_ranks, store
 
 AT_ONCE_S = 3.0
 
@@ -245,6 +246,35 @@ def _forked_child_exits(rank: int, world_size: int) -> None:
 def test_forked_child_exits_normally() -> None:
     gloo_lacks("destructors may join threads that the child does not have")
     assert_clean_exits(run_fresh_processes(_forked_child_exits, 2))
+
+
+def _forks_beside_an_operation(rank: int, world_size: int) -> None:
+    from horon import _C
+
+    _still_works(rank, world_size)
+    if rank == 1:
+        store().wait(["forked"])
+    tensor = torch.full((70001,), float(rank))
+    work = dist.all_reduce(tensor, async_op=True)
+    if rank == 0:
+        work.get_future()  # the group's thread runs it, and waits for rank 1
+        time.sleep(0.2)
+        pid = os.fork()
+        if pid == 0:
+            begin_s = time.monotonic()
+            _C.shutdown_all(timedelta(seconds=2))  # what exit calls: there is no such thread here to wait for
+            os._exit(int(time.monotonic() - begin_s > 1))
+        _, status = os.waitpid(pid, 0)
+        store().set("forked", "")
+        assert os.waitstatus_to_exitcode(status) == 0, "the child waited for a thread of its parent"
+    work.wait()
+    assert (tensor == sum(range(world_size))).all()
+    dist.destroy_process_group()
+
+
+def test_a_child_that_was_forked_beside_an_operation_exits_at_once() -> None:
+    gloo_lacks("nothing of this is promised")
+    assert_clean_exits(run_fresh_processes(_forks_beside_an_operation, 2))
 
 
 def _huge(rank: int, world_size: int) -> None:
