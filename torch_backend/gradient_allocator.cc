@@ -16,8 +16,8 @@
 namespace horon::torch_backend {
 namespace {
 
-constexpr std::size_t kLeastBytes = 4096;
-constexpr std::size_t kNever = std::numeric_limits<std::size_t>::max();
+constexpr std::size_t kLeastExpectedBytes = 4096;
+constexpr std::size_t kNothingExpected = std::numeric_limits<std::size_t>::max();
 
 class GradientAllocator final : public c10::Allocator {
  public:
@@ -48,7 +48,7 @@ class GradientAllocator final : public c10::Allocator {
   void expect(const std::vector<std::size_t>& sizes) {
     const std::lock_guard lock(mutex_);
     for (const std::size_t bytes : sizes) {
-      if (bytes >= kLeastBytes) {
+      if (bytes >= kLeastExpectedBytes) {
         ++expected_[bytes];
       }
     }
@@ -95,12 +95,13 @@ class GradientAllocator final : public c10::Allocator {
 
   // Requires the lock.
   void update() {
-    least_.store(expected_.empty() ? kNever : expected_.begin()->first, std::memory_order_relaxed);
+    least_.store(expected_.empty() ? kNothingExpected : expected_.begin()->first,
+                 std::memory_order_relaxed);
   }
 
   c10::Allocator* const before_;
   std::atomic<std::size_t> least_{
-      kNever};  // the smallest expected: most calls need look no further
+      kNothingExpected};  // the smallest expected: most calls need look no further
   std::mutex mutex_;
   std::map<std::size_t, std::size_t> expected_;  // how often, by bytes. Guarded by mutex_.
 };
