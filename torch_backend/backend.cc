@@ -134,9 +134,8 @@ HoronBackend::HoronBackend(c10::intrusive_ptr<c10d::Store> store, int rank, int 
   try {
     options_->engine.validate();
     const GroupIdentity identity{rank, size, to_ints(options_->global_ranks_in_group)};
-    const auto make_own_gloo = [&] {
-      return make_gloo_(c10::make_intrusive<c10d::PrefixStore>("gloo", store), rank, size,
-                        options_->timeout);
+    const auto make_own_gloo = [&](const c10::intrusive_ptr<c10d::Store>& meeting) {
+      return make_gloo_(meeting, rank, size, options_->timeout);
     };
     group_ = Group::make(store, identity, options_->engine, options_->timeout, make_own_gloo,
                          checker_of(identity.global_ranks));

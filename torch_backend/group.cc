@@ -31,7 +31,8 @@ std::shared_ptr<Group> Group::make(const c10::intrusive_ptr<c10d::Store>& store,
     group->transport_ = std::make_unique<ShmTransport>(segment, peers, &group->shared_->arenas);
     group->p2p_ = std::make_shared<P2pEngine>(segment, peers, options.eager_bytes);
   } else {
-    group->gloo_ = std::make_shared<GlooAdapter>(make_gloo());
+    group->gloo_ = std::make_shared<GlooAdapter>(make_gloo_group(
+        store, identity.rank, identity.n_ranks, make_gloo, [&] { adapter.look_around(); }));
     group->transport_ =
         std::make_unique<CrossTransport>(group->gloo_, identity.rank, identity.n_ranks);
   }

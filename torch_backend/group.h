@@ -18,12 +18,11 @@
 #include "core/transport.h"
 #include "device_side.h"
 #include "gloo_adapter.h"
+#include "gloo_meeting.h"
 #include "shm/p2p_engine.h"
 #include "shm/rendezvous.h"
 
 namespace horon::torch_backend {
-
-using GlooFactory = std::function<c10::intrusive_ptr<c10d::Backend>()>;
 
 // Thread safety: all methods.
 class Group {

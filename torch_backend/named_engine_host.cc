@@ -136,8 +136,8 @@ NamedEngineHost::NamedEngineHost(const c10::intrusive_ptr<c10d::Store>& store, i
     const auto place = std::find(ranks.begin(), ranks.end(), rank) - ranks.begin();
     const GroupIdentity members{static_cast<int>(place), static_cast<int>(ranks.size()), ranks};
     const auto own_store = with_prefix(concat("named/set", id), store);
-    const auto make_own_gloo = [&] {
-      return make_gloo(with_prefix("gloo", own_store), members.rank, members.n_ranks);
+    const auto make_own_gloo = [&](const c10::intrusive_ptr<c10d::Store>& meeting) {
+      return make_gloo(meeting, members.rank, members.n_ranks);
     };
     auto group = Group::make(own_store, members, options, timeout, make_own_gloo, look_around);
     return std::make_unique<GroupLane>(

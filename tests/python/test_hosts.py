@@ -166,3 +166,27 @@ def test_bad_ends(how: str, tmp_path: Path) -> None:
         env={"TORCH_INCLUDE_STACK_TRACE": "0"},
     )
     assert_clean_exits(outcomes, [-signal.SIGKILL if how == "killed peer" else 0, 0])
+
+
+def _gloo_fails_on_one(rank: int, world_size: int, path: str) -> None:
+    gloo = dist.ProcessGroupGloo
+
+    def refuse(*_: object, **__: object) -> None:
+        raise RuntimeError("no descriptors are left")
+
+    def join() -> None:
+        with _group_over_hosts(rank, [0, 1, 1], path, timeout_s=50):
+            total = torch.ones(3)
+            dist.all_reduce(total)
+            assert (total == world_size).all()
+
+    if rank == 1:
+        dist.ProcessGroupGloo = refuse
+    expect_error(join, "DistBackendError", "rank 1 could not make", "no descriptors are left", within_s=20)
+    dist.ProcessGroupGloo = gloo
+    join()  # with the same store, whose notes are of another attempt
+
+
+def test_gloo_that_fails_on_one_rank_is_an_error_on_all_at_once(tmp_path: Path) -> None:
+    path = str(tmp_path / "store")
+    assert_clean_exits(run_fresh_processes(_gloo_fails_on_one, 3, path, init=False, timeout=60))

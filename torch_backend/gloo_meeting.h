@@ -1,0 +1,30 @@
+// How the ranks of a Gloo group find each other, and hear of one that can not make it.
+//
+// Gloo waits in the store for the addresses of all ranks. A rank where it fails (no descriptors, no
+// threads, no interface) leaves a note there, so that the others need not wait for their timeout,
+// and can say why.
+#pragma once
+
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+
+#include <chrono>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "compat.h"
+
+namespace horon::torch_backend {
+
+using GlooFactory =
+    std::function<c10::intrusive_ptr<c10d::Backend>(const c10::intrusive_ptr<c10d::Store>&)>;
+
+// Calls `make_gloo` with a store of its own below `store`. `look_around` is called about every
+// second while Gloo waits there; throws to give up. Blocks until all ranks have come.
+// Throws GroupError, which names the rank where it failed if that is known.
+c10::intrusive_ptr<c10d::Backend> make_gloo_group(const c10::intrusive_ptr<c10d::Store>& store,
+                                                  int rank, int n_ranks,
+                                                  const GlooFactory& make_gloo,
+                                                  std::function<void()> look_around);
+
+}  // namespace horon::torch_backend
