@@ -7,8 +7,19 @@
 
 namespace horon::torch_backend {
 
+// A store that fails may have been served by a rank that has died, which is then the news.
+template <typename Call>
+auto StoreAdapter::ask(const Call& call) {
+  try {
+    return call();
+  } catch (const std::exception&) {
+    look_around();
+    throw;
+  }
+}
+
 void StoreAdapter::set(const std::string& key, const std::string& value) {
-  store_->set(key, std::vector<uint8_t>(value.begin(), value.end()));
+  ask([&] { store_->set(key, std::vector<uint8_t>(value.begin(), value.end())); });
 }
 
 std::string StoreAdapter::get(const std::string& key, const Deadline& deadline) {
@@ -30,6 +41,7 @@ std::string StoreAdapter::get(const std::string& key, const Deadline& deadline) 
       // time.
       const auto waited = left - std::chrono::ceil<std::chrono::milliseconds>(deadline.remaining());
       if (waited < std::min(left, slice) / 4) {
+        look_around();
         throw Error(concat("the rendezvous store failed: ", error.what()));
       }
     }
@@ -65,7 +77,7 @@ void StoreAdapter::look_around() {
 }
 
 std::int64_t StoreAdapter::add(const std::string& key, std::int64_t amount) {
-  return store_->add(key, amount);
+  return ask([&] { return store_->add(key, amount); });
 }
 
 }  // namespace horon::torch_backend

@@ -22,6 +22,8 @@ class StoreAdapter final : public Store {
   void look_around() override;
 
  private:
+  template <typename Call>
+  auto ask(const Call& call);
   bool is_there(const std::string& key);
 
   const c10::intrusive_ptr<c10d::Store> store_;

@@ -288,6 +288,31 @@ def test_new_group_with_a_rank_that_is_dead() -> None:
     assert_clean_exits(outcomes, [0, 0, -signal.SIGKILL])
 
 
+def _store_dies_with_rank_0(rank: int, world_size: int, path: str) -> None:
+    ports = dist.FileStore(path, world_size)
+    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False) if rank == 0 else None
+    if server is not None:
+        ports.set("port", str(server.port))
+    shared = server or dist.TCPStore("127.0.0.1", int(ports.get("port")), is_master=False)
+    dist.init_process_group("horon", store=shared, rank=rank, world_size=world_size, timeout=timedelta(seconds=50))
+    _sum_is_right(rank, world_size)
+    pid = ports.get("pid").decode() if rank != 0 else ports.set("pid", str(os.getpid()))
+    if rank == 0:
+        ports.wait([f"ready {peer}" for peer in range(1, world_size)])
+        os.kill(os.getpid(), signal.SIGKILL)
+    ports.set(f"ready {rank}", "")
+    expect_error(lambda: dist.all_reduce(torch.ones(3)), f"rank 0 (pid {pid}) died", within_s=DEATH_S)
+    message = expect_error(lambda: dist.new_group(list(range(world_size))), within_s=DEATH_S)
+    assert f"rank 0 (pid {pid}) died before the group of ranks 0, 1 and 2 was made" in message, message
+
+
+def test_new_group_when_the_store_died_with_its_rank(tmp_path: Path) -> None:
+    gloo_lacks("tells of a connection, not of a rank")
+    path = str(tmp_path / "store")
+    outcomes = run_fresh_processes(_store_dies_with_rank_0, 3, path, init=False, timeout=60)
+    assert_clean_exits(outcomes, [-signal.SIGKILL, 0, 0])
+
+
 def _interrupted(rank: int, world_size: int, kind: str, caught: bool) -> float | None:
     _sum_is_right(rank, world_size)
     if rank == 1:
