@@ -81,19 +81,21 @@ class Rendezvous {
   std::unique_ptr<SharedGroup> run() {
     const std::int64_t generation = store_.add(concat("horon/generation/", identity_.rank), 1);
     prefix_ = concat("horon/", generation, '/');
-    exchange_records();
-    if (!same_host()) {
-      return nullptr;
-    }
-    watch_others();
     std::string failure;
     std::unique_ptr<SharedGroup> group;
     try {
-      group = identity_.rank == 0 ? lead() : join();
-    } catch (const PeerLostError& error) {
-      failure = concat(kDead, error.what());
+      exchange_records();
+      if (!same_host()) {
+        return nullptr;
+      }
+      watch_others();
+      group = lead_or_join(&failure);
     } catch (const Error& error) {
-      failure = error.what();
+      give_up(error.what());
+      throw;
+    } catch (...) {  // a signal handler's
+      give_up("it was interrupted");
+      throw;
     }
     if (!failure.empty()) {
       // Who has connected, and was not accepted yet, would wait for an answer until the deadline.
@@ -103,6 +105,27 @@ class Rendezvous {
   }
 
  private:
+  std::unique_ptr<SharedGroup> lead_or_join(std::string* failure) {
+    try {
+      return identity_.rank == 0 ? lead() : join();
+    } catch (const PeerLostError& error) {
+      *failure = concat(kDead, error.what());
+    } catch (const Error& error) {
+      *failure = error.what();
+    }
+    return nullptr;
+  }
+
+  // Who comes later must not wait for this rank.
+  void give_up(const std::string& reason) {
+    try {
+      store_.set(key("joined", identity_.rank),
+                 concat(kDead, "rank ", identity_.rank, " has given up: ", reason));
+      store_.add(prefix_ + "failures", 1);
+    } catch (const std::exception&) {  // the store is gone, which the others notice themselves
+    }
+  }
+
   void exchange_records() {
     Record own;
     own.host = host_identity(options_);
@@ -378,23 +401,36 @@ class Rendezvous {
   // All ranks publish their outcome and read everybody's. Without the group, only the store tells.
   bool agree(const std::string& failure, const SharedGroup* group) {
     const bool has_lost_one = failure.starts_with(kDead);
-    if (!failure.empty() && !has_lost_one) {
-      store_.add(prefix_ + "failures", 1);
-      log_warning_once(failure, concat("rank ", identity_.rank,
-                                       " shares no memory with the group and counts as ",
-                                       "another host: ", failure));
-    }
     const std::string own = failure.empty() ? "yes" : has_lost_one ? failure : "no: " + failure;
     store_.set(key("joined", identity_.rank), own);
+    if (!failure.empty() && !has_lost_one) {
+      store_.add(prefix_ + "failures", 1);
+    }
     bool all = failure.empty();
     for (int rank = 0; rank < identity_.n_ranks; ++rank) {
-      const std::string outcome = get_while_alive("joined", rank, group);
+      std::string outcome;
+      try {
+        outcome = get_while_alive("joined", rank, group);
+      } catch (const TimeoutError&) {
+        tell(failure);
+        throw;
+      }
       if (outcome.starts_with(kDead)) {
         throw PeerLostError(outcome.substr(kDead.size()));
       }
       all = outcome == "yes" && all;
     }
+    tell(failure);
     return all;
+  }
+
+  // Why this rank shares no memory, if it does not. Not where the group fails for another reason.
+  void tell(const std::string& failure) const {
+    if (!failure.empty()) {
+      log_warning_once(failure, concat("rank ", identity_.rank,
+                                       " shares no memory with the group and counts as ",
+                                       "another host: ", failure));
+    }
   }
 
   // get(), but for a rank that has died without it.

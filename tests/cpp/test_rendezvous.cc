@@ -123,6 +123,32 @@ TEST_CASE("a missing rank is named by everybody who waits for it") {
   }
 }
 
+TEST_CASE("a rank that comes when the others have given up does not wait for them") {
+  for (int late = 0; late < 3; ++late) {
+    MemoryStore store;
+    (void)run_ranks(3, [&](int rank) {
+      if (rank != late) {
+        rendezvous(store, identity_of(rank, 3), small_options(), soon());
+      }
+    });
+    const Clock::time_point begin = Clock::now();
+    const std::exception_ptr error =
+        error_of([&] { rendezvous(store, identity_of(late, 3), small_options(), patient()); });
+    INFO("late " << late << ": " << text_of(error));
+    REQUIRE(Clock::now() - begin < std::chrono::seconds(10));
+    REQUIRE(threw<PeerLostError>(error));
+    REQUIRE(contains(text_of(error), concat("rank ", late == 0 ? 1 : 0, " has given up")));
+    REQUIRE(contains(text_of(error), concat("for rank ", late, " to join")));
+    // The next attempt is another one.
+    Groups groups(3);
+    require_no_errors(run_ranks(3, [&](int rank) {
+      groups[static_cast<std::size_t>(rank)] =
+          rendezvous(store, identity_of(rank, 3), small_options(), patient());
+    }));
+    check_shared(groups);
+  }
+}
+
 TEST_CASE("another host means no group for anybody") {
   for (int n = 2; n <= 4; ++n) {
     MemoryStore store;
