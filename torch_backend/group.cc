@@ -100,10 +100,24 @@ void Group::shutdown(const Deadline& drain_until, Lane::Callers callers) {
   transport_->depart();
 }
 
-void Group::abort(const std::string& reason) {
+std::string Group::with_the_dead(const std::string& reason) const {
+  std::string text = reason;
+  for (int rank = 0; shared_ && rank < shared_->peers.n_ranks(); ++rank) {
+    const Peers& peers = shared_->peers;
+    if (rank != peers.rank &&
+        shared_->segment.words(rank).departed.load(std::memory_order_acquire) == 0 &&
+        has_ended(peers.peers[static_cast<std::size_t>(rank)].liveness_fd.get())) {
+      text += concat("; ", peers.describe(rank), " died");
+    }
+  }
+  return text;
+}
+
+void Group::abort(const std::string& reason_given) {
   if (fork_generation_ != fork_generation()) {
     return;
   }
+  const std::string reason = with_the_dead(reason_given);
   is_open_.store(false, std::memory_order_relaxed);
   set_failed();
   transport_->abort(reason);

@@ -73,7 +73,7 @@ class Group {
   // Lets pending operations finish (at most until `drain_until`), says goodbye. Idempotent.
   void shutdown(const Deadline& drain_until, Lane::Callers callers = Lane::Callers::kFail);
   // Fails everything pending, here and on all ranks. Idempotent.
-  void abort(const std::string& reason);
+  void abort(const std::string& reason_given);
 
   // Of operations that bring none of their own.
   std::chrono::milliseconds timeout() const { return timeout_.load(std::memory_order_relaxed); }
@@ -90,6 +90,9 @@ class Group {
   void set_failed() { has_failed_.store(true, std::memory_order_relaxed); }
 
  private:
+  // An abort often follows from a death that the aborting rank alone has noticed.
+  std::string with_the_dead(const std::string& reason) const;
+
   explicit Group(std::chrono::milliseconds timeout) : timeout_(timeout) {}
 
   const std::uint32_t fork_generation_ = fork_generation();

@@ -313,6 +313,26 @@ def test_new_group_when_the_store_died_with_its_rank(tmp_path: Path) -> None:
     assert_clean_exits(outcomes, [-signal.SIGKILL, 0, 0])
 
 
+def _aborts_after_a_death(rank: int, world_size: int) -> None:
+    _sum_is_right(rank, world_size)
+    if rank == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if rank == 1:
+        expect_error(lambda: dist.recv(torch.zeros(3), 2), "rank 2 (pid", within_s=DEATH_S)
+        store().wait(["waiting"])
+        _backend().abort()
+        return
+    work = dist.irecv(torch.zeros(3), 1)  # which needs nothing of rank 2
+    assert work is not None
+    store().set("waiting", "1")
+    expect_error(work.wait, "rank 1 aborted the group", "rank 2 (pid", "died", within_s=DEATH_S)
+
+
+def test_an_abort_after_a_death_tells_of_it() -> None:
+    gloo_lacks("tells of a connection")
+    assert_clean_exits(run_fresh_processes(_aborts_after_a_death, 3, timeout=40), [0, 0, -signal.SIGKILL])
+
+
 def _interrupted(rank: int, world_size: int, kind: str, caught: bool) -> float | None:
     _sum_is_right(rank, world_size)
     if rank == 1:
