@@ -405,41 +405,6 @@ HoronBackend::WorkPtr HoronBackend::coalesced_work(std::vector<c10::intrusive_pt
   return whole;
 }
 
-c10::intrusive_ptr<c10d::Backend> HoronBackend::split(const c10::intrusive_ptr<c10d::Store>& store,
-                                                      const std::vector<int>& ranks,
-                                                      const c10::intrusive_ptr<Options>& opts) {
-  // Default names of splits come again: the number of this split is part of every key. All ranks of
-  // the parent call split, members or not, so the numbers agree.
-  const int number = splits_.fetch_add(1);
-  const auto own = std::find(ranks.begin(), ranks.end(), rank_);
-  if (own == ranks.end()) {
-    return nullptr;
-  }
-  for (const int rank : ranks) {
-    check_rank("split", rank);
-  }
-  auto options = c10::make_intrusive<BackendOptions>(*options_);
-  if (opts) {
-    options->timeout = opts->timeout;
-    options->group_name = opts->group_name;
-    options->group_desc = opts->group_desc;
-    if (const auto* ours = dynamic_cast<const BackendOptions*>(opts.get())) {
-      options->engine = ours->engine;
-    }
-  }
-  std::vector<uint64_t> global_ranks;
-  for (const int rank : ranks) {
-    const auto& parents = options_->global_ranks_in_group;
-    global_ranks.push_back(parents.empty() ? static_cast<uint64_t>(rank)
-                                           : parents[static_cast<std::size_t>(rank)]);
-  }
-  options->global_ranks_in_group = std::move(global_ranks);
-  const auto keys = c10::make_intrusive<c10d::PrefixStore>(
-      "horon_split/" + std::to_string(number) + "/" + std::to_string(ranks[0]), store);
-  return c10::make_intrusive<HoronBackend>(keys, static_cast<int>(own - ranks.begin()),
-                                           static_cast<int>(ranks.size()), options, make_gloo_);
-}
-
 void HoronBackend::setTimeout(std::chrono::milliseconds timeout) {
   check_timeout(timeout);
   group_->set_timeout(timeout);

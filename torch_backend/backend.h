@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -163,6 +164,12 @@ class HoronBackend final : public c10d::Backend {
                                           const Tensors& inputs, Tensors outputs);
   std::chrono::milliseconds resolve(std::chrono::milliseconds timeout) const;
   void check_rank(const char* operation, int peer) const;
+  // What a group made out of this one gets: our settings, with what `opts` asks for.
+  c10::intrusive_ptr<BackendOptions> options_for_child(
+      const c10::intrusive_ptr<Options>& opts) const;
+  // A prefix that only the members of the split get, and once. Default names come again, so each
+  // counts the splits with this name and these ranks that it was in; other ranks need not call.
+  std::string next_split_key(const std::string& name, const std::vector<int>& ranks);
   const at::Tensor& single(const Tensors& tensors, OpKind kind) const;
 
   const c10::intrusive_ptr<c10d::Store> store_;
@@ -172,7 +179,9 @@ class HoronBackend final : public c10d::Backend {
   const std::shared_ptr<Hooks> hooks_ = std::make_shared<Hooks>();
   std::shared_ptr<Group> group_;
   std::atomic<std::uint64_t> sequence_{0};
-  std::atomic<int> splits_{0};
+
+  std::mutex splits_mutex_;
+  std::map<std::string, int> splits_;  // how often each was made; guarded by splits_mutex_
 
   std::mutex coalescing_mutex_;
   std::atomic<bool> is_coalescing_{false};                // changed under coalescing_mutex_

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from itertools import combinations
 from typing import Any
@@ -12,7 +14,16 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from harness import BACKEND, TORCH_VERSION, expect_error, gloo_lacks, on_gloo, run_ranks, store
+from harness import (
+    BACKEND,
+    TORCH_VERSION,
+    expect_error,
+    gloo_lacks,
+    needs_torch_215,
+    on_gloo,
+    run_ranks,
+    store,
+)
 
 
 def _backend_of(group: dist.ProcessGroup | None = None) -> Any:
@@ -239,6 +250,65 @@ def test_backend_split() -> None:
     if TORCH_VERSION < (2, 15) and not any(run_ranks(_has_split, 1)):
         pytest.skip("Backend.split has no Python binding before torch 2.15, and the backend adds none")
     run_ranks(_split, 3)
+
+
+def _split_without_the_others(rank: int, world_size: int) -> None:
+    # Nothing but the members has to know of a split; the next one, of all ranks, must not be put out by it.
+    everybody = list(range(world_size))
+    splits = [[0, 1], everybody] if rank < 2 else [everybody]
+    for ranks in splits:
+        child = dist.group.WORLD.split_group(
+            ranks, timeout=timedelta(seconds=10), group_name=f"split of {len(ranks)}"
+        )
+        tensor = torch.full((1000,), float(rank))
+        child.allreduce([tensor]).wait()
+        assert (tensor == sum(ranks)).all()
+        child.shutdown()
+
+
+def test_split_without_the_others() -> None:
+    run_ranks(_split_without_the_others, 3)
+
+
+def _splits_in_threads(rank: int, world_size: int) -> None:
+    # Two splits at once, begun in another order on each rank: they are told apart by their names.
+    def split(name: str, delay_s: float) -> float:
+        time.sleep(delay_s)
+        child = dist.group.WORLD.split_group([0, 1], timeout=timedelta(seconds=10), group_name=name)
+        tensor = torch.full((1000,), float(len(name)))
+        child.allreduce([tensor]).wait()
+        child.shutdown()
+        return tensor[0].item()
+
+    with ThreadPoolExecutor(2) as threads:
+        sums = [threads.submit(split, "x" * (i + 1), 0.3 * ((i + rank) % 2)) for i in range(2)]
+        assert [value.result() for value in sums] == [2.0, 4.0]
+
+
+def test_splits_in_threads() -> None:
+    run_ranks(_splits_in_threads, 2)
+
+
+def _split_options(rank: int, world_size: int) -> None:
+    # PyTorch's own test of Gloo: a split leaves its parent's options alone, also for the next one.
+    options = _backend_of().options
+    name, timeout = options.group_name, options._timeout
+    for seconds in (22, 33):
+        members = [peer for peer in range(world_size) if peer % 2 == rank % 2]
+        child = dist.group.WORLD.split_group(
+            members, timeout=timedelta(seconds=seconds), group_name=f"ranks {members}, {seconds} s"
+        )
+        child_options = child._get_backend(torch.device("cpu")).options
+        assert child_options._timeout == timedelta(seconds=seconds)
+        assert list(child_options.global_ranks_in_group) == members
+        assert (options.group_name, options._timeout) == (name, timeout)
+        assert list(options.global_ranks_in_group) == []
+        child.shutdown()
+
+
+@needs_torch_215
+def test_split_leaves_the_parents_options_alone() -> None:
+    run_ranks(_split_options, 4)
 
 
 def _sequence_numbers(rank: int, world_size: int) -> None:
