@@ -1,4 +1,4 @@
-// Groups made out of a group: split.
+// Groups made out of a group: split and merge.
 #include <algorithm>
 
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
@@ -53,6 +53,15 @@ c10::intrusive_ptr<c10d::Backend> HoronBackend::split(const c10::intrusive_ptr<c
       c10::make_intrusive<c10d::PrefixStore>(next_split_key(options->group_name, ranks), store);
   return c10::make_intrusive<HoronBackend>(keys, static_cast<int>(own - ranks.begin()),
                                            static_cast<int>(ranks.size()), options, make_gloo_);
+}
+
+c10::intrusive_ptr<c10d::Backend> HoronBackend::merge(const c10::intrusive_ptr<c10d::Store>& store,
+                                                      const c10::intrusive_ptr<Options>& opts,
+                                                      const int& rank, const int& size) {
+  auto options = options_for_child(opts);
+  options->global_ranks_in_group.clear();  // The members may belong to different worlds.
+  const auto keys = c10::make_intrusive<c10d::PrefixStore>("horon_merge", store);
+  return c10::make_intrusive<HoronBackend>(keys, rank, size, options, make_gloo_);
 }
 
 }  // namespace horon::torch_backend

@@ -311,6 +311,25 @@ def test_split_leaves_the_parents_options_alone() -> None:
     run_ranks(_split_options, 4)
 
 
+def _merge(rank: int, world_size: int) -> None:
+    # Two worlds of two become one of four. Who comes first gets the lower rank.
+    meeting = dist.PrefixStore("merge", store())
+    pair = dist.group.WORLD.split_group([rank // 2 * 2, rank // 2 * 2 + 1], group_name=f"pair {rank // 2}")
+    merged = pair.merge_remote_group(meeting, 4, timedelta(seconds=20), group_name="four")
+    tensor = torch.full((1000,), float(rank))
+    merged.allreduce([tensor]).wait()
+    assert (tensor == 6).all() and merged.size() == 4
+    ranks = [torch.zeros(1, dtype=torch.int64) for _ in range(4)]
+    merged.allgather([ranks], [torch.tensor([merged.rank()])]).wait()
+    assert [int(r) for r in ranks] == [0, 1, 2, 3]
+    merged.shutdown()
+    pair.shutdown()
+
+
+def test_merge() -> None:
+    run_ranks(_merge, 4)
+
+
 def _sequence_numbers(rank: int, world_size: int) -> None:
     backend = _backend_of()
     backend._set_sequence_number_for_group()
