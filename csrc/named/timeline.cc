@@ -52,6 +52,7 @@ void Timeline::start(const std::string& path, int rank, bool mark_cycles) {
                "\"start_time_since_epoch_in_micros\":%lld}}",
                rank_, rank_, static_cast<long long>(epoch_us));
   is_first_ = false;
+  flush();
   is_on_.store(true, std::memory_order_relaxed);
 }
 
@@ -67,6 +68,12 @@ void Timeline::stop() {
 void Timeline::finish() {
   std::fputs("\n]\n", file_.get());
   file_.reset();
+}
+
+void Timeline::flush() {
+  if (file_) {
+    std::fflush(file_.get());
+  }
 }
 
 int Timeline::row_of(const std::string& tensor) {
@@ -99,6 +106,7 @@ void Timeline::announced(const NamedRequest& request) {
     for (const TensorSpec& tensor : request.tensors) {
       write("B", tensor.name, concat("NEGOTIATE_", name(request.kind)));
     }
+    flush();
   }
 }
 
@@ -108,6 +116,7 @@ void Timeline::agreed(const NamedRequest& request) {
     for (const TensorSpec& tensor : request.tensors) {
       write("E", tensor.name, concat("NEGOTIATE_", name(request.kind)));
     }
+    flush();
   }
 }
 
@@ -115,6 +124,7 @@ void Timeline::begin(const NamedRequest& request, std::size_t tensor) {
   if (is_on()) {
     const std::lock_guard lock(mutex_);
     write("B", request.tensors[tensor].name, name(request.kind));
+    flush();
   }
 }
 
@@ -122,6 +132,7 @@ void Timeline::end(const NamedRequest& request, std::size_t tensor) {
   if (is_on()) {
     const std::lock_guard lock(mutex_);
     write("E", request.tensors[tensor].name, name(request.kind));
+    flush();
   }
 }
 
@@ -130,6 +141,7 @@ void Timeline::mark_cycle() {
     const std::lock_guard lock(mutex_);
     if (mark_cycles_) {
       write("i", "cycles", "CYCLE_START");
+      flush();
     }
   }
 }

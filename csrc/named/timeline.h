@@ -13,7 +13,8 @@
 
 namespace horon {
 
-// One row per tensor, as in Horovod: NEGOTIATE_<operation>, then the operation.
+// One row per tensor, as in Horovod: NEGOTIATE_<operation>, then the operation. The file has every
+// event as soon as it happened: it is looked at while a job hangs, and after one was killed.
 //
 // Thread safety: all methods. While it is off, a call costs one load.
 class Timeline {
@@ -40,6 +41,8 @@ class Timeline {
   // Requires the lock.
   void write(const char* phase, const std::string& tensor, const std::string& name);
   int row_of(const std::string& tensor);
+  // Brings what was written into the file. Requires the lock.
+  void flush();
   // Ends the file. Requires the lock, and a file.
   void finish();
 

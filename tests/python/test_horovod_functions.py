@@ -196,6 +196,11 @@ def _timeline(rank: int, size: int, folder: str) -> None:
             hvd.start_timeline(str(path), mark_cycles=number > 0)
             hvd.start_timeline(str(path), mark_cycles=number > 0)
             hvd.allreduce(torch.ones(3), name="seen")
+            # What has happened is there while the timeline goes on, so that a job that hangs can be looked at.
+            if rank == 0:
+                running = path.read_text()
+                assert "allreduce.seen" in running and '"ph":"E","name":"ALLREDUCE"' in running
+                assert json.loads(running + "]")
             if number != 1:
                 hvd.stop_timeline()
         hvd.barrier()

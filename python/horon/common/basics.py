@@ -119,7 +119,7 @@ def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
     """Starts to record a timeline for chrome://tracing or Perfetto.
 
     Args:
-        file_path: Written when the timeline stops.
+        file_path: Holds every event as soon as it has happened; stop_timeline() closes the list of them.
         mark_cycles: Also mark each round of the engine.
 
     Raises:
@@ -131,7 +131,7 @@ def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
 
 
 def stop_timeline() -> None:
-    """Stops recording and writes the file. Raises ValueError before init. Source: Horovod 0.28.1 ``stop_timeline``."""
+    """Stops recording and ends the file. Raises ValueError before init. Source: Horovod 0.28.1 ``stop_timeline``."""
     default_context.engine.stop_timeline()
 
 
