@@ -221,3 +221,72 @@ def _attributes(rank: int, size: int) -> None:
 
 def test_attributes() -> None:
     run_ranks(_attributes, 2)
+
+
+def _replaced_gradients(rank: int, size: int) -> None:
+    with horovod() as hvd:
+        mean = sum(range(size)) / size
+        for compression in (hvd.Compression.none, hvd.Compression.fp16, _Halves):
+            parameters = [nn.Parameter(torch.zeros(n_elements)) for n_elements in (3, LARGE)]
+            named = [(str(i), parameter) for i, parameter in enumerate(parameters)]
+            optimizer = hvd.DistributedOptimizer(torch.optim.SGD(parameters, lr=1.0), named, compression)
+            for _ in range(2):
+                for gradient_of in (torch.clone, lambda gradient: None):
+                    optimizer.zero_grad()
+                    before = [parameter.detach().clone() for parameter in parameters]
+                    sum((parameter * rank).sum() for parameter in parameters).backward()
+                    for parameter in parameters:
+                        parameter.grad = gradient_of(parameter.grad)
+                    optimizer.step()
+                    for parameter, old in zip(parameters, before, strict=True):
+                        assert parameter.grad.eq(mean).all() and parameter.detach().eq(old - mean).all()
+
+
+class _Halves:
+    """A compression of the script's own."""
+
+    @staticmethod
+    def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return tensor / 2, None
+
+    @staticmethod
+    def decompress(tensor: torch.Tensor, ctx: None) -> torch.Tensor:
+        return tensor * 2
+
+
+def test_gradients_replaced_between_backward_and_step() -> None:
+    run_ranks(_replaced_gradients, 2)
+
+
+def _to_and_fro(model: nn.Module) -> None:
+    model.bfloat16().float()
+
+
+def _move_on_rank_0(model: nn.Module) -> None:
+    """As model.cpu() and back does on a GPU, to save it."""
+    import horon.torch as hvd
+
+    for parameter in model.parameters():
+        if hvd.rank() == 0 and parameter.grad is not None:
+            parameter.grad.data = parameter.grad.data.clone()
+
+
+def _moved_gradients(rank: int, size: int) -> None:
+    with horovod() as hvd:
+        mean = sum(range(size)) / size
+        for set_to_none in (True, False):
+            model = nn.Linear(3, 2)
+            hvd.broadcast_parameters(model.state_dict(), 0)
+            optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1.0), model.named_parameters())
+            for convert in (nn.Module.double, nn.Module.float, _to_and_fro, _move_on_rank_0, nn.Module.train):
+                optimizer.zero_grad(set_to_none)
+                sum((parameter * rank).sum() for parameter in model.parameters()).backward()
+                optimizer.step()
+                for parameter in model.parameters():
+                    assert parameter.grad is not None and parameter.grad.dtype == parameter.dtype
+                    assert parameter.grad.eq(mean).all()
+                convert(model)
+
+
+def test_models_converted_after_a_step() -> None:
+    run_ranks(_moved_gradients, 2)

@@ -47,8 +47,18 @@ class Part(Protocol):
         """Returns the tensor to reduce in place, contiguous. A missing gradient counts, and becomes, zero."""
 
     def unpack(self) -> None:
-        """Makes the reduced tensor the parameters' gradients."""
+        """Makes the reduced tensor the parameters' gradients. See Note [Gradients that are replaced]."""
 
+
+# Note [Gradients that are replaced]
+# A script may give a parameter another .grad, or none, between backward() and step(), when the old one is on its way or
+# was reduced already. What it has put there is this rank's own, on which ranks would part; so the reduced gradient
+# takes its place, as in Horovod. A script that changes gradients calls synchronize() first.
+#
+# Note [Gradients that have moved]
+# model.to(), .double(), .cpu() and their like put the data of a .grad elsewhere and leave it the same tensor. A view
+# that has been somebody's .grad may so have left its buffer; it is made anew before the buffer is filled. If the
+# parameter has another dtype by then, its gradient is reduced in the old one, and a copy becomes its .grad.
 
 SparseReduction = Callable[[torch.Tensor, str], Callable[[], torch.Tensor]]
 """Starts to reduce a sparse gradient under a name; returns what waits for the result."""
@@ -114,17 +124,21 @@ class Packed:
         first = slots[0].parameter
         starts = self._starts(slots)
         self._buffer = make_buffer(starts[-1], first.dtype, first.device).zero_()
-        for slot, start in zip(slots, starts, strict=False):
-            part = self._buffer[start : start + slot.parameter.numel()]
-            slot.view = part.as_strided(slot.parameter.size(), strides_of_gradient(slot.parameter))
+        self._starts_of_views = starts[:-1]
         self._parameters = [slot.parameter for slot in slots]
-        self._views = [slot.view for slot in slots if slot.view is not None]
+        self._views = [self._place(slot, start) for slot, start in zip(slots, starts, strict=False)]
+        self._addresses = [view.data_ptr() for view in self._views]
         self._sent = self._buffer
         dtype_sent = self._dtype_sent(slots, compression)
         if dtype_sent is not first.dtype:
             self._sent = make_buffer(starts[-1], dtype_sent, first.device).zero_()
         self._sparse_as_dense = sparse_as_dense
-        self._sparse: list[Slot] = []
+        self._sparse: list[tuple[Slot, int]] = []  # with the number of sparse dimensions
+
+    def _place(self, slot: Slot, start: int) -> torch.Tensor:
+        part = self._buffer[start : start + slot.parameter.numel()]
+        slot.view = part.as_strided(slot.parameter.size(), strides_of_gradient(slot.parameter))
+        return slot.view
 
     @staticmethod
     def _starts(slots: Sequence[Slot]) -> list[int]:
@@ -153,6 +167,7 @@ class Packed:
 
     def pack(self) -> torch.Tensor:
         self._sparse.clear()
+        self._renew_views()
         for index in _C.pack_gradients(self._parameters, self._views):
             slot = self.slots[index]
             gradient = slot.parameter.grad
@@ -164,21 +179,32 @@ class Packed:
             self._sent.copy_(self._buffer)
         return self._sent
 
+    def _renew_views(self) -> None:
+        """See Note [Gradients that have moved]."""
+        for index, address in enumerate(self._addresses):
+            if self._views[index].data_ptr() != address:
+                self._views[index] = self._place(self.slots[index], self._starts_of_views[index])
+
     def _pack_sparse(self, slot: Slot, gradient: torch.Tensor) -> None:
         assert slot.view is not None
         if self._sparse_as_dense:
             slot.view.copy_(gradient.to_dense())
-            self._sparse.append(slot)
+            self._sparse.append((slot, gradient.sparse_dim()))
         else:
             slot.view.zero_()  # It goes by itself, and nothing of it goes here.
 
     def unpack(self) -> None:
         if self._sent is not self._buffer:
             self._buffer.copy_(self._sent)
-        for slot in self._sparse:
+        dtype = self._buffer.dtype
+        for parameter, view in zip(self._parameters, self._views, strict=True):
+            if parameter.dtype is not dtype:
+                parameter.grad = view.to(parameter.dtype)
+            elif parameter.grad is not view:
+                parameter.grad = view
+        for slot, n_sparse_dims in self._sparse:
             assert slot.view is not None
-            assert slot.parameter.grad is not None
-            slot.parameter.grad = slot.view.to_sparse(slot.parameter.grad.sparse_dim())
+            slot.parameter.grad = slot.view.to_sparse(n_sparse_dims)
 
 
 class Direct:
@@ -236,6 +262,8 @@ class Direct:
                 gradient.copy_(result.view_as(gradient))
         if self._n_sparse_dims:
             self._slot.parameter.grad = gradient.to_sparse(self._n_sparse_dims)
+        elif self._slot.parameter.grad is not gradient:
+            self._slot.parameter.grad = gradient
         self._gradient = self._sent = self._ctx = None
 
     def view(self) -> torch.Tensor:
