@@ -52,6 +52,25 @@ def test_static(size: int) -> None:
     run_ranks(_static, size)
 
 
+def _split_communicator(rank: int, size: int) -> None:
+    import horon.torch as hvd
+
+    mine, first = hvd.ProcessSet(range(rank % 2, size, 2)), hvd.ProcessSet([0, 1])
+    mine.mpi_comm = object()  # As if made of MPI.COMM_WORLD.Split(rank % 2).
+    with horovod(process_sets=[mine, first]):
+        assert (mine.process_set_id, first.process_set_id) == (1 + rank % 2, 3)
+        assert mine.included() and mine.size() == len(mine.ranks)
+        x = torch.full((3,), float(rank))
+        assert hvd.allreduce(x, op=hvd.Sum, process_set=mine).tolist() == [float(sum(mine.ranks))] * 3
+        hvd.init(process_sets=[mine])  # again
+        hvd.barrier()
+
+
+@pytest.mark.parametrize("size", [3, 4])
+def test_parts_of_a_communicator(size: int) -> None:
+    run_ranks(_split_communicator, size)
+
+
 def _duplicates(rank: int, size: int) -> None:
     import horon.torch as hvd
 

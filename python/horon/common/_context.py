@@ -7,7 +7,7 @@ import itertools
 import os
 import socket
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, Protocol
@@ -116,12 +116,16 @@ class Context:
             raise ValueError(NOT_INITIALIZED)
         return topology
 
-    def init(self, comm: Any = None, process_sets: Sequence[Sequence[int]] = ()) -> list[int]:
+    def init(
+        self, comm: Any = None, process_sets: Sequence[Sequence[int]] = (), may_differ: Collection[int] = ()
+    ) -> list[int]:
         """Starts the engine unless it runs. Blocks until all ranks have come.
 
         Args:
             comm: None; ranks of the job; or an mpi4py communicator.
             process_sets: Ranks of each set to add.
+            may_differ: Indices of those that each rank gives as its own part of a communicator that was split. All
+                parts are added, that of rank 0 first.
 
         Returns:
             The ids of the sets, in order.
@@ -138,13 +142,30 @@ class Context:
                 self._forget_parent()
             if self._engine is None:
                 self._start(comm, process_sets)
-                return [self.engine.add_process_set(list(ranks)) for ranks in process_sets]
+                return [
+                    self._add_process_set(ranks, index if index in may_differ else None)
+                    for index, ranks in enumerate(process_sets)
+                ]
             known = self.known_process_sets()
             missing = [list(ranks) for ranks in process_sets if tuple(ranks) not in known]
             if missing:
                 raise ValueError(f"horon: hvd.init() was called before; add the process sets {missing} with "
                                  "hvd.add_process_set().")  # fmt: skip
             return [known[tuple(ranks)] for ranks in process_sets]
+
+    def _add_process_set(self, ranks: Sequence[int], index_of_parts: int | None) -> int:
+        engine = self.engine
+        if index_of_parts is None:
+            return engine.add_process_set(list(ranks))
+        mine = torch.tensor([len(ranks), *ranks], dtype=torch.int64)
+        handle = engine.allgather([mine], [f"horon.parts_of_communicator.{index_of_parts}"], 0)
+        rest: list[int] = engine.wait(handle)[0].tolist()
+        ids: dict[tuple[int, ...], int] = {}
+        while rest:
+            part, rest = tuple(rest[1 : 1 + rest[0]]), rest[1 + rest[0] :]
+            if part not in ids:
+                ids[part] = engine.add_process_set(list(part))
+        return ids[tuple(ranks)]
 
     def known_process_sets(self) -> dict[tuple[int, ...], int]:
         """The id of every process set, by its ranks."""

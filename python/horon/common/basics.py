@@ -22,7 +22,8 @@ def init(comm: Sequence[int] | Any = None, process_sets: Sequence[ProcessSet] | 
     Args:
         comm: Ranks of the job that take part (default: all), in the order of their new ranks, or an mpi4py
             communicator.
-        process_sets: Sets to add; or "dynamic", which horon does not need.
+        process_sets: Sets to add, the same on all ranks; but where one is made of an mpi4py communicator, each rank may
+            give its part of a split one. Or "dynamic", which horon does not need.
 
     Raises:
         ValueError: A duplicate process set, a rank outside of `comm`, or nothing says where to meet.
@@ -36,7 +37,8 @@ def init(comm: Sequence[int] | Any = None, process_sets: Sequence[ProcessSet] | 
         process_sets = None
     sets = list(process_sets or [])
     try:
-        ids = default_context.init(comm, [process_set.ranks or [] for process_set in sets])
+        of_communicators = [i for i, process_set in enumerate(sets) if process_set.mpi_comm is not None]
+        ids = default_context.init(comm, [process_set.ranks or [] for process_set in sets], of_communicators)
     except ValueError as error:
         if error.args[:1] != ("duplicate process set",):
             raise
