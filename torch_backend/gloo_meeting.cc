@@ -69,7 +69,7 @@ class MeetingStore final : public c10d::PrefixStore {
 };
 
 // What an exception of Python's says; rethrows Ctrl-C and the like.
-std::string text_of(pybind11::error_already_set& error) {
+std::string message_of(pybind11::error_already_set& error) {
   const pybind11::gil_scoped_acquire gil;
   if (!error.matches(PyExc_Exception)) {
     throw;
@@ -91,7 +91,7 @@ c10::intrusive_ptr<c10d::Backend> make_gloo_group(const c10::intrusive_ptr<c10d:
   try {
     return make_gloo(meeting);
   } catch (pybind11::error_already_set& error) {
-    failure = text_of(error);
+    failure = message_of(error);
   } catch (const c10::Error& error) {
     failure = error.what_without_backtrace();
   }

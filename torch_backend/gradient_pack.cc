@@ -86,4 +86,28 @@ std::vector<std::int64_t> pack_gradients(const std::vector<at::Tensor>& paramete
   return others;
 }
 
+void put_back_gradients(const std::vector<at::Tensor>& parameters,
+                        const std::vector<at::Tensor>& views) {
+  const at::NoGradGuard no_grad;
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    at::Tensor& gradient = parameters[i].mutable_grad();
+    if (parameters[i].scalar_type() != views[i].scalar_type()) {
+      gradient = views[i].to(parameters[i].scalar_type());
+    } else if (!gradient.is_same(views[i])) {
+      gradient = views[i];
+    }
+  }
+}
+
+std::vector<std::int64_t> find_moved(const std::vector<at::Tensor>& tensors,
+                                     const std::vector<std::uintptr_t>& addresses) {
+  std::vector<std::int64_t> moved;
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    if (reinterpret_cast<std::uintptr_t>(tensors[i].const_data_ptr()) != addresses[i]) {
+      moved.push_back(static_cast<std::int64_t>(i));
+    }
+  }
+  return moved;
+}
+
 }  // namespace horon::torch_backend

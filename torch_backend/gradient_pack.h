@@ -15,4 +15,13 @@ namespace horon::torch_backend {
 std::vector<std::int64_t> pack_gradients(const std::vector<at::Tensor>& parameters,
                                          const std::vector<at::Tensor>& views);
 
+// Makes each view its parameter's gradient again, where something else has become that; a copy,
+// where the parameter has changed its dtype.
+void put_back_gradients(const std::vector<at::Tensor>& parameters,
+                        const std::vector<at::Tensor>& views);
+
+// Indices of the tensors whose data does not lie at these addresses any more.
+std::vector<std::int64_t> find_moved(const std::vector<at::Tensor>& tensors,
+                                     const std::vector<std::uintptr_t>& addresses);
+
 }  // namespace horon::torch_backend

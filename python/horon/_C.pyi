@@ -200,6 +200,12 @@ def result_in_arena(tensor: torch.Tensor) -> torch.Tensor | None:
     there is no room."""
 
 def arena_statistics() -> dict[str, int]: ...
+def put_back_gradients(parameters: list[torch.Tensor], views: list[torch.Tensor]) -> None:
+    """Makes each view its parameter's gradient again, or, where the parameter has another dtype now, a copy of it."""
+
+def find_moved(tensors: list[torch.Tensor], addresses: list[int]) -> list[int]:
+    """Returns the indices of the tensors whose data lies elsewhere by now."""
+
 def pack_gradients(parameters: list[torch.Tensor], views: list[torch.Tensor]) -> list[int]:
     """Moves gradients into their views, which become the gradients; a missing one becomes zeros.
 

@@ -257,9 +257,7 @@ def _split_without_the_others(rank: int, world_size: int) -> None:
     everybody = list(range(world_size))
     splits = [[0, 1], everybody] if rank < 2 else [everybody]
     for ranks in splits:
-        child = dist.group.WORLD.split_group(
-            ranks, timeout=timedelta(seconds=10), group_name=f"split of {len(ranks)}"
-        )
+        child = dist.group.WORLD.split_group(ranks, timeout=timedelta(seconds=10), group_name=f"split of {len(ranks)}")
         tensor = torch.full((1000,), float(rank))
         child.allreduce([tensor]).wait()
         assert (tensor == sum(ranks)).all()

@@ -181,9 +181,8 @@ class Packed:
 
     def _renew_views(self) -> None:
         """See Note [Gradients that have moved]."""
-        for index, address in enumerate(self._addresses):
-            if self._views[index].data_ptr() != address:
-                self._views[index] = self._place(self.slots[index], self._starts_of_views[index])
+        for index in _C.find_moved(self._views, self._addresses):
+            self._views[index] = self._place(self.slots[index], self._starts_of_views[index])
 
     def _pack_sparse(self, slot: Slot, gradient: torch.Tensor) -> None:
         assert slot.view is not None
@@ -196,12 +195,7 @@ class Packed:
     def unpack(self) -> None:
         if self._sent is not self._buffer:
             self._buffer.copy_(self._sent)
-        dtype = self._buffer.dtype
-        for parameter, view in zip(self._parameters, self._views, strict=True):
-            if parameter.dtype is not dtype:
-                parameter.grad = view.to(parameter.dtype)
-            elif parameter.grad is not view:
-                parameter.grad = view
+        _C.put_back_gradients(self._parameters, self._views)
         for slot, n_sparse_dims in self._sparse:
             assert slot.view is not None
             slot.parameter.grad = slot.view.to_sparse(n_sparse_dims)
