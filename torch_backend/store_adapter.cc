@@ -1,11 +1,18 @@
 #include "store_adapter.h"
 
 #include <algorithm>
+#include <chrono>
+#include <thread>
 
 #include "core/error.h"
 #include "interrupt.h"
 
 namespace horon::torch_backend {
+namespace {
+
+constexpr std::chrono::milliseconds kStoreLookAround{1000};
+
+}  // namespace
 
 // A store that fails may have been served by a rank that has died, which is then the news.
 template <typename Call>
@@ -22,16 +29,53 @@ void StoreAdapter::set(const std::string& key, const std::string& value) {
   ask([&] { store_->set(key, std::vector<uint8_t>(value.begin(), value.end())); });
 }
 
+// Note [Waiting at a store]
+// A process has one connection to its TCPStore. wait() holds it until the key is there or the time
+// is up, and meanwhile no other thread of the process gets anything from or into the store: two
+// threads that make groups could wait for each other's keys on both ranks. It also prints two
+// warnings whenever its time is up. So the store is asked again and again instead, at first at once
+// and then less and less often; there is nothing that would wake us.
 std::string StoreAdapter::get(const std::string& key, const Deadline& deadline) {
-  // In slices where somebody wants to look around: at Ctrl-C on the main thread, or at the peers.
-  constexpr std::chrono::milliseconds kSlice{1000};
+  constexpr Clock::duration kFirstPause = std::chrono::microseconds(100);
+  constexpr Clock::duration kLongestPause = std::chrono::milliseconds(250);
+  const auto began = Clock::now();
+  auto looked = began;
+  while (!is_there(key, deadline)) {
+    const auto now = Clock::now();
+    if (deadline.has_passed()) {
+      throw TimeoutError(concat("Timed out waiting ", deadline.timeout().count(), "ms for '", key,
+                                "' in the store."));
+    }
+    if (now - looked >= kStoreLookAround) {
+      look_around_for(key);
+      looked = now;
+    }
+    const Clock::duration left = deadline.remaining();
+    const auto pause = std::clamp((now - began) / 4, kFirstPause, kLongestPause);
+    std::this_thread::sleep_for(std::min(pause, left));
+  }
+  const std::vector<uint8_t> value = store_->get(key);
+  return {value.begin(), value.end()};
+}
+
+bool StoreAdapter::is_there(const std::string& key, const Deadline& deadline) {
+  try {
+    return store_->check({key});
+  } catch (const std::exception&) {
+    // Gone, which wait() will say; or written in Python, without check().
+    wait_in_slices(key, deadline);
+    return true;
+  }
+}
+
+void StoreAdapter::wait_in_slices(const std::string& key, const Deadline& deadline) {
   while (true) {
     const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline.remaining());
-    const auto slice = interrupt_check() != nullptr || check_ ? kSlice : left;
+    const auto slice = interrupt_check() != nullptr || check_ ? kStoreLookAround : left;
     const bool is_last = left <= slice;
     try {
       store_->wait({key}, std::max(std::min(left, slice), std::chrono::milliseconds(1)));
-      break;
+      return;
     } catch (const std::exception& error) {
       if (is_last && deadline.has_passed()) {
         throw TimeoutError(concat("Timed out waiting ", deadline.timeout().count(), "ms for '", key,
@@ -45,25 +89,26 @@ std::string StoreAdapter::get(const std::string& key, const Deadline& deadline) 
         throw Error(concat("the rendezvous store failed: ", error.what()));
       }
     }
-    try {
-      look_around();
-    } catch (const PeerLostError&) {
-      // Ranks that have met may end at once, while this one has yet to read what they said.
-      if (!is_there(key)) {
-        throw;
-      }
-    }
+    look_around_for(key);
   }
-  const std::vector<uint8_t> value = store_->get(key);
-  return {value.begin(), value.end()};
 }
 
-bool StoreAdapter::is_there(const std::string& key) {
+void StoreAdapter::look_around_for(const std::string& key) {
   try {
-    store_->wait({key}, std::chrono::milliseconds(100));
-    return true;
-  } catch (const std::exception&) {  // a store that is gone has nothing either
-    return false;
+    look_around();
+  } catch (const PeerLostError&) {
+    // Ranks that have met may end at once, while this one has yet to read what they said.
+    const Deadline soon = Deadline::after(std::chrono::milliseconds(100));
+    try {
+      while (!soon.has_passed()) {
+        if (is_there(key, soon)) {
+          return;
+        }
+        std::this_thread::sleep_for(std::chrono::milliseconds(5));
+      }
+    } catch (const Error&) {  // a store that is gone has nothing either
+    }
+    throw;
   }
 }
 

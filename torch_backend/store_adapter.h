@@ -24,7 +24,11 @@ class StoreAdapter final : public Store {
  private:
   template <typename Call>
   auto ask(const Call& call);
-  bool is_there(const std::string& key);
+  // `deadline` is for stores that can only wait.
+  bool is_there(const std::string& key, const Deadline& deadline);
+  void wait_in_slices(const std::string& key, const Deadline& deadline);
+  // Not in vain if the key has come meanwhile.
+  void look_around_for(const std::string& key);
 
   const c10::intrusive_ptr<c10d::Store> store_;
   const std::function<void()> check_;

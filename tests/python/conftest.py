@@ -36,13 +36,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def shm_entries() -> set[str]:
-    """Names in /dev/shm that belong to this user."""
+    """Names in /dev/shm that belong to this user, but for semaphores, which other Python programs make all the time."""
     if not SHM.is_dir():
         return set()
     entries = set()
     for entry in SHM.iterdir():
         try:
-            if entry.lstat().st_uid == os.getuid():
+            if entry.lstat().st_uid == os.getuid() and not entry.name.startswith("sem."):
                 entries.add(entry.name)
         except FileNotFoundError:
             continue

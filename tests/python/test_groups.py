@@ -17,10 +17,12 @@ import torch.distributed as dist
 from harness import (
     BACKEND,
     TORCH_VERSION,
+    assert_clean_exits,
     expect_error,
     gloo_lacks,
     needs_torch_215,
     on_gloo,
+    run_fresh_processes,
     run_ranks,
     store,
 )
@@ -285,6 +287,41 @@ def _splits_in_threads(rank: int, world_size: int) -> None:
 
 def test_splits_in_threads() -> None:
     run_ranks(_splits_in_threads, 2)
+
+
+def _tcp_store(rank: int, world_size: int, path: str) -> dist.Store:
+    """A TCPStore at a free port, which rank 0 tells the others in a FileStore."""
+    files = dist.FileStore(path, world_size)
+    if rank == 0:
+        tcp = dist.TCPStore("127.0.0.1", 0, world_size, True, wait_for_workers=False)
+        files.set("port", str(tcp.port))
+        return tcp
+    return dist.TCPStore("127.0.0.1", int(files.get("port")), world_size, False, wait_for_workers=False)
+
+
+def _splits_in_threads_over_tcp(rank: int, world_size: int, path: str) -> None:
+    tcp = _tcp_store(rank, world_size, path)
+    dist.init_process_group(BACKEND, store=tcp, rank=rank, world_size=world_size, timeout=timedelta(seconds=30))
+    began_s = time.monotonic()
+    for _ in range(3):
+        _splits_in_threads(rank, world_size)
+    took_s = time.monotonic() - began_s
+    assert took_s < 3 * 0.3 + 2, f"a wait at the store held up the other thread: {took_s:.1f} s"
+    _late_for_a_group(rank, world_size)
+    dist.destroy_process_group()
+
+
+def _late_for_a_group(rank: int, world_size: int) -> None:
+    if rank == 1:
+        time.sleep(2.5)
+    _check_sum(dist.new_group([0, 1]), [0, 1], rank)
+
+
+def test_waiting_at_a_tcp_store_holds_up_nobody(tmp_path: Any) -> None:
+    outcomes = run_fresh_processes(_splits_in_threads_over_tcp, 2, str(tmp_path / "store"), init=False)
+    assert_clean_exits(outcomes)
+    for outcome in outcomes:
+        assert "waitForInput" not in outcome.stderr, outcome.stderr
 
 
 def _split_options(rank: int, world_size: int) -> None:
