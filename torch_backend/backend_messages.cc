@@ -109,13 +109,16 @@ HoronBackend::WorkPtr HoronBackend::issue_message(at::Tensor& tensor, int peer, 
 HoronBackend::WorkPtr HoronBackend::message_over_gloo(Tensors& tensors, int peer, int tag,
                                                       c10d::OpType op_type) {
   c10d::Backend& gloo = *group_->gloo();
+  // Gloo carries no message without bytes. Both ends know how long it is.
+  Tensors carried =
+      tensors[0].numel() > 0 ? tensors : Tensors{at::zeros({1}, at::TensorOptions(at::kByte))};
   WorkPtr inner;
   if (op_type == c10d::OpType::SEND) {
-    inner = gloo.send(tensors, peer, tag);
+    inner = gloo.send(carried, peer, tag);
   } else if (op_type == c10d::OpType::RECV) {
-    inner = gloo.recv(tensors, peer, tag);
+    inner = gloo.recv(carried, peer, tag);
   } else {
-    inner = gloo.recvAnysource(tensors, tag);
+    inner = gloo.recvAnysource(carried, tag);
   }
   HoronWork::Origin origin;
   origin.rank = rank_;

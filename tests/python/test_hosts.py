@@ -101,7 +101,7 @@ def test_arithmetic_and_identical_bits(tmp_path: Path) -> None:
 def _messages(rank: int, world_size: int, hosts: list[int], path: str) -> None:
     with _group_over_hosts(rank, hosts, path):
         peer = 1 - rank
-        for count in (1, 300_000):
+        for count in (0, 1, 300_000):
             got = torch.empty(count)
             operations = [
                 dist.P2POp(dist.irecv, got, peer, tag=3),
@@ -110,11 +110,12 @@ def _messages(rank: int, world_size: int, hosts: list[int], path: str) -> None:
             for work in dist.batch_isend_irecv(operations):
                 work.wait()
             assert (got == peer).all()
-        if rank == 0:
-            dist.send(torch.ones(7), 1)
-        else:
-            got = torch.zeros(7)
-            assert dist.recv(got) == 0 and (got == 1).all()
+        for count in (7, 0):
+            if rank == 0:
+                dist.send(torch.ones(count), 1)
+            else:
+                got = torch.zeros(count)
+                assert dist.recv(got) == 0 and (got == 1).all()
 
 
 def test_messages(tmp_path: Path) -> None:
