@@ -56,7 +56,7 @@ State* make_state() {
     try {
       state->access.own = std::make_shared<Arena>(budget);
     } catch (const Error& error) {
-      state->refusal = concat("horon: no arena for tensors (", budget, " bytes): ", error.what(),
+      state->refusal = concat("no arena for tensors (", budget, " bytes): ", error.what(),
                               ". Set HORON_ARENA_BYTES to a smaller number, or to 0.");
       log_warning(state->refusal);
     }
@@ -126,7 +126,7 @@ Arena& process_arena() {
   TORCH_CHECK_VALUE(!known.is_off,
                     "horon: the arena is off: HORON_ARENA_BYTES is 0. Unset it, or set it to the ",
                     "number of bytes that tensors may take there.");
-  TORCH_CHECK(known.access.own, known.refusal);
+  TORCH_CHECK(known.access.own, "horon: ", known.refusal);
   return *known.access.own;
 }
 
