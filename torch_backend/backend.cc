@@ -123,7 +123,7 @@ std::function<void()> checker_of(const std::vector<int>& global_ranks) {
 
 }  // namespace
 
-HoronBackend::HoronBackend(c10::intrusive_ptr<c10d::Store> store, int rank, int size,
+HoronBackend::HoronBackend(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
                            c10::intrusive_ptr<BackendOptions> options, GlooMaker make_gloo)
     : c10d::Backend(rank, size),
       store_(store),
@@ -138,7 +138,10 @@ HoronBackend::HoronBackend(c10::intrusive_ptr<c10d::Store> store, int rank, int 
       return make_gloo_(meeting, rank, size, options_->timeout);
     };
     group_ = Group::make(store, identity, options_->engine, options_->timeout, make_own_gloo,
-                         checker_of(identity.global_ranks));
+                         options_->has_foreign_ranks ? nullptr : checker_of(identity.global_ranks));
+    if (options_->has_foreign_ranks) {
+      group_->set_has_foreign_ranks();
+    }
   } catch (...) {
     rethrow_translated();
   }

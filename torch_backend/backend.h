@@ -26,7 +26,7 @@ using GlooMaker = std::function<c10::intrusive_ptr<c10d::Backend>(
 class HoronBackend final : public c10d::Backend {
  public:
   // Blocks until all ranks of the group are here. Not to be called with the GIL held.
-  HoronBackend(c10::intrusive_ptr<c10d::Store> store, int rank, int size,
+  HoronBackend(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
                c10::intrusive_ptr<BackendOptions> options, GlooMaker make_gloo);
   ~HoronBackend() override;
 

@@ -60,6 +60,7 @@ c10::intrusive_ptr<c10d::Backend> HoronBackend::merge(const c10::intrusive_ptr<c
                                                       const int& rank, const int& size) {
   auto options = options_for_child(opts);
   options->global_ranks_in_group.clear();  // The members may belong to different worlds.
+  options->has_foreign_ranks = true;
   const auto keys = c10::make_intrusive<c10d::PrefixStore>("horon_merge", store);
   return c10::make_intrusive<HoronBackend>(keys, rank, size, options, make_gloo_);
 }

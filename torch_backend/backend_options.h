@@ -19,6 +19,9 @@ struct BackendOptions final : c10d::Backend::Options {
 #endif
 
   horon::Options engine;
+  // Its ranks are not those of the default group: it was made of several worlds, or out of such
+  // one.
+  bool has_foreign_ranks = false;
 
  private:
   static horon::Options engine_options();

@@ -3,17 +3,21 @@
 #include <pybind11/pybind11.h>
 
 #include <algorithm>
+#include <atomic>
+#include <thread>
 #include <utility>
 
 #include "core/deadline.h"
 #include "core/error.h"
+#include "core/log.h"
 
 namespace horon::torch_backend {
 namespace {
 
 constexpr const char* kNoteKey = "failed";
 
-// Waits in slices, and looks around between them.
+// Asks again and again, see Note [Waiting at a store], and looks around in between. Gloo keeps it
+// for connections that it makes later: once the ranks have met, it is a plain store.
 class MeetingStore final : public c10d::PrefixStore {
  public:
   MeetingStore(std::string prefix, c10::intrusive_ptr<c10d::Store> store,
@@ -25,47 +29,62 @@ class MeetingStore final : public c10d::PrefixStore {
   void wait(const std::vector<std::string>& keys,
             const std::chrono::milliseconds& timeout) override {
     constexpr std::chrono::milliseconds kSlice{1000};
+    constexpr std::chrono::milliseconds kPause{20};
     const Deadline deadline = Deadline::after(timeout);
-    while (true) {
-      const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline.remaining());
-      if (left <= kSlice) {
-        PrefixStore::wait(keys, std::max(left, std::chrono::milliseconds(1)));
-        return;
-      }
-      const auto begin = Clock::now();
-      try {
-        PrefixStore::wait(keys, kSlice);
-        return;
-      } catch (const std::exception&) {
-        if (Clock::now() - begin < kSlice / 4) {
-          throw;  // a store that is gone, not one that waits
+    while (!have_met_.load(std::memory_order_acquire) && deadline.remaining() > kSlice) {
+      const Deadline slice = Deadline::after(kSlice);
+      while (!slice.has_passed()) {
+        if (are_there(keys)) {
+          return;
         }
+        std::this_thread::sleep_for(kPause);
       }
       look_around_();
       if (const std::string note = this->note(); !note.empty()) {
         throw GroupError(note);
       }
     }
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline.remaining());
+    PrefixStore::wait(keys, std::max(left, std::chrono::milliseconds(1)));
   }
 
-  // Empty while there is none.
+  // `look_around` is not called from now on.
+  void set_have_met() { have_met_.store(true, std::memory_order_release); }
+
+  // Empty while there is none, and where the store is gone, which others say better.
   std::string note() {
-    if (!check({kNoteKey})) {
+    try {
+      if (check({kNoteKey})) {
+        const std::vector<uint8_t> text = get(kNoteKey);
+        return {text.begin(), text.end()};
+      }
+    } catch (const std::exception&) {
       return "";
     }
-    const std::vector<uint8_t> text = get(kNoteKey);
-    return {text.begin(), text.end()};
+    return "";
   }
 
   void leave_note(const std::string& text) {
     try {
       set(kNoteKey, std::vector<uint8_t>(text.begin(), text.end()));
-    } catch (const std::exception&) {  // a store that is gone: the others notice that themselves
+    } catch (const std::exception& error) {
+      log_warning(concat("the other ranks were not told that ", text,
+                         ", because the store failed: ", error.what()));
     }
   }
 
  private:
+  bool are_there(const std::vector<std::string>& keys) {
+    try {
+      return check(keys);
+    } catch (const std::exception&) {  // a store that is gone, or without check(): wait() says so
+      PrefixStore::wait(keys, std::chrono::milliseconds(100));
+      return true;
+    }
+  }
+
   const std::function<void()> look_around_;
+  std::atomic<bool> have_met_{false};
 };
 
 // What an exception of Python's says; rethrows Ctrl-C and the like.
@@ -80,16 +99,16 @@ std::string message_of(pybind11::error_already_set& error) {
 }  // namespace
 
 c10::intrusive_ptr<c10d::Backend> make_gloo_group(const c10::intrusive_ptr<c10d::Store>& store,
-                                                  int rank, int n_ranks,
+                                                  int rank, int n_ranks, std::int64_t attempt,
                                                   const GlooFactory& make_gloo,
                                                   std::function<void()> look_around) {
-  // Groups of one name come again on the same store.
-  const std::int64_t generation = store->add(concat("gloo/generation/", rank), 1);
   const auto meeting =
-      c10::make_intrusive<MeetingStore>(concat("gloo/", generation), store, std::move(look_around));
+      c10::make_intrusive<MeetingStore>(concat("gloo/", attempt), store, std::move(look_around));
   std::string failure;
   try {
-    return make_gloo(meeting);
+    auto group = make_gloo(meeting);
+    meeting->set_have_met();
+    return group;
   } catch (pybind11::error_already_set& error) {
     failure = message_of(error);
   } catch (const c10::Error& error) {

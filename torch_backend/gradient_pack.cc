@@ -91,8 +91,9 @@ void put_back_gradients(const std::vector<at::Tensor>& parameters,
   const at::NoGradGuard no_grad;
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     at::Tensor& gradient = parameters[i].mutable_grad();
-    if (parameters[i].scalar_type() != views[i].scalar_type()) {
-      gradient = views[i].to(parameters[i].scalar_type());
+    if (parameters[i].scalar_type() != views[i].scalar_type() ||
+        parameters[i].device() != views[i].device()) {
+      gradient = views[i].to(parameters[i].device(), parameters[i].scalar_type());
     } else if (!gradient.is_same(views[i])) {
       gradient = views[i];
     }

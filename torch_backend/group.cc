@@ -24,6 +24,8 @@ std::shared_ptr<Group> Group::make(const c10::intrusive_ptr<c10d::Store>& store,
   options.validate();
   std::shared_ptr<Group> group(new Group(timeout));
   StoreAdapter adapter(store, std::move(look_around));
+  // Here, where all ranks come by: groups of one name come again on the same store.
+  const std::int64_t attempt = adapter.add(concat("gloo/attempt/", identity.rank), 1);
   group->shared_ = rendezvous(adapter, identity, options, Deadline::after(timeout), arena_access());
   if (group->shared_) {
     Segment* segment = &group->shared_->segment;
@@ -31,8 +33,9 @@ std::shared_ptr<Group> Group::make(const c10::intrusive_ptr<c10d::Store>& store,
     group->transport_ = std::make_unique<ShmTransport>(segment, peers, &group->shared_->arenas);
     group->p2p_ = std::make_shared<P2pEngine>(segment, peers, options.eager_bytes);
   } else {
-    group->gloo_ = std::make_shared<GlooAdapter>(make_gloo_group(
-        store, identity.rank, identity.n_ranks, make_gloo, [&] { adapter.look_around(); }));
+    group->gloo_ = std::make_shared<GlooAdapter>(
+        make_gloo_group(store, identity.rank, identity.n_ranks, attempt, make_gloo,
+                        [&] { adapter.look_around(); }));
     group->transport_ =
         std::make_unique<CrossTransport>(group->gloo_, identity.rank, identity.n_ranks);
   }
@@ -54,7 +57,7 @@ Group::~Group() {
 }
 
 std::optional<std::string> Group::find_ended(const std::vector<int>& global_ranks) const {
-  if (!shared_ || !is_open() || fork_generation_ != fork_generation()) {
+  if (!shared_ || !is_open() || has_foreign_ranks_ || fork_generation_ != fork_generation()) {
     return std::nullopt;
   }
   const Peers& peers = shared_->peers;

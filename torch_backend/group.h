@@ -64,8 +64,11 @@ class Group {
   }
 
   // Who of these has ended: "rank 1 (pid 123)", numbered as in the default group. Nobody, as far as
-  // a group knows that spans hosts, is closed, or is the parent process's.
+  // a group knows that spans hosts, is closed, is the parent process's, or has foreign ranks.
   std::optional<std::string> find_ended(const std::vector<int>& global_ranks) const;
+
+  // Its ranks are not numbered as in the default group. To be called before others see the group.
+  void set_has_foreign_ranks() { has_foreign_ranks_ = true; }
 
   // Throws when this process is a forked child of the one that made the group.
   void check_process(const char* operation) const;
@@ -96,6 +99,7 @@ class Group {
   explicit Group(std::chrono::milliseconds timeout) : timeout_(timeout) {}
 
   const std::uint32_t fork_generation_ = fork_generation();
+  bool has_foreign_ranks_ = false;  // constant once others see the group
   std::atomic<bool> has_failed_{false};
   std::atomic<bool> is_open_{true};
   std::atomic<std::chrono::milliseconds> timeout_;

@@ -98,18 +98,25 @@ void StoreAdapter::look_around_for(const std::string& key) {
     look_around();
   } catch (const PeerLostError&) {
     // Ranks that have met may end at once, while this one has yet to read what they said.
-    const Deadline soon = Deadline::after(std::chrono::milliseconds(100));
-    try {
-      while (!soon.has_passed()) {
-        if (is_there(key, soon)) {
-          return;
-        }
-        std::this_thread::sleep_for(std::chrono::milliseconds(5));
-      }
-    } catch (const Error&) {  // a store that is gone has nothing either
+    if (!comes_soon(key)) {
+      throw;
     }
-    throw;
   }
+}
+
+bool StoreAdapter::comes_soon(const std::string& key) {
+  const Deadline soon = Deadline::after(std::chrono::milliseconds(100));
+  try {
+    while (!soon.has_passed()) {
+      if (is_there(key, soon)) {
+        return true;
+      }
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    }
+  } catch (const Error&) {
+    return false;  // a store that is gone has nothing either
+  }
+  return false;
 }
 
 void StoreAdapter::look_around() {

@@ -29,6 +29,7 @@ class StoreAdapter final : public Store {
   void wait_in_slices(const std::string& key, const Deadline& deadline);
   // Not in vain if the key has come meanwhile.
   void look_around_for(const std::string& key);
+  bool comes_soon(const std::string& key);
 
   const c10::intrusive_ptr<c10d::Store> store_;
   const std::function<void()> check_;

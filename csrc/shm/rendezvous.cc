@@ -86,6 +86,7 @@ class Rendezvous {
     try {
       exchange_records();
       if (!same_host()) {
+        check_given_up();
         return nullptr;
       }
       watch_others();
@@ -122,7 +123,24 @@ class Rendezvous {
       store_.set(key("joined", identity_.rank),
                  concat(kDead, "rank ", identity_.rank, " has given up: ", reason));
       store_.add(prefix_ + "failures", 1);
-    } catch (const std::exception&) {  // the store is gone, which the others notice themselves
+    } catch (const std::exception& error) {
+      log_warning(concat("rank ", identity_.rank,
+                         " could not tell the others that it gave up: ", error.what()));
+    }
+  }
+
+  // Of ranks that do not all meet here, who comes late learns it from what the others have left.
+  void check_given_up() {
+    if (store_.add(prefix_ + "failures", 0) == 0) {
+      return;
+    }
+    for (int rank = 0; rank < identity_.n_ranks; ++rank) {
+      if (rank != identity_.rank && is_there(key("joined", rank))) {
+        const std::string outcome = get("joined", rank);
+        if (outcome.starts_with(kDead)) {
+          throw PeerLostError(outcome.substr(kDead.size()));
+        }
+      }
     }
   }
 
@@ -443,6 +461,7 @@ class Rendezvous {
         if (deadline_.has_passed()) {
           break;
         }
+        store_.look_around();
         if (has_died(rank, group) && !is_there(key(what, rank))) {
           throw PeerLostError(concat(describe(rank), kDiedMeanwhile));
         }

@@ -362,18 +362,23 @@ TEST_CASE("p2p: a receive from any source depends on its sender alone once it ha
     Endpoint a(group, 0);
     auto b = std::make_unique<Endpoint>(group, 1);
     Endpoint c(group, 2);
-    const auto cut_off = a.receive(kAnySource, 1, 60000);
-    const auto sent = b->send(0, 1, message(1, 60000));
+    constexpr std::size_t kBytes = std::size_t{4} << 20;
+    const auto cut_off = a.receive(kAnySource, 1, kBytes);
+    const auto sent = b->send(0, 1, message(1, kBytes));
     a.engine().poll();  // the announcement has met its receive
     const auto whole = a.receive(kAnySource, 2, 60000);
     const auto sent_whole = c.send(0, 2, message(2, 60000));
     a.engine().poll();
     b->engine().close(Deadline::after(std::chrono::milliseconds(0)), "goodbye");
     dies ? group.kill(1) : group.segment(1)->depart(1);
-    const std::exception_ptr error = cut_off->error();
-    REQUIRE(threw<PeerLostError>(error));
-    REQUIRE(contains(text_of(error), "rank 1 (pid "));
-    REQUIRE(contains(text_of(error), dies ? "died" : "left the group"));
+    // Unless the background threads were so much faster than this one that they have moved it all.
+    if (const std::exception_ptr error = cut_off->error()) {
+      REQUIRE(threw<PeerLostError>(error));
+      REQUIRE(contains(text_of(error), "rank 1 (pid "));
+      REQUIRE(contains(text_of(error), dies ? "died" : "left the group"));
+    } else {
+      REQUIRE(cut_off->data() == message(1, kBytes));
+    }
     REQUIRE_NOTHROW(whole->finish());
     REQUIRE(whole->data() == message(2, 60000));
     REQUIRE_NOTHROW(sent_whole->finish());

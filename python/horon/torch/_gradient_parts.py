@@ -263,8 +263,8 @@ class Direct:
     def view(self) -> torch.Tensor:
         """Its place in the arena, made when first asked for."""
         slot = self._slot
-        if slot.view is None:
-            parameter = slot.parameter
+        parameter = slot.parameter
+        if slot.view is None or (slot.view.dtype, slot.view.device) != (parameter.dtype, parameter.device):
             buffer = new_buffer(parameter.numel(), parameter.dtype, parameter.device)
             slot.view = buffer.as_strided(parameter.size(), strides_of_gradient(parameter))
         return slot.view
