@@ -149,6 +149,29 @@ TEST_CASE("a rank that comes when the others have given up does not wait for the
   }
 }
 
+TEST_CASE(
+    "a rank of another host that comes when the others have given up does not wait for them") {
+  for (int late = 0; late < 3; ++late) {
+    MemoryStore store;
+    const auto meet = [&](int rank, const Deadline& deadline) {
+      Options options = small_options();
+      options.host_id = rank == 2 ? "there" : "here";
+      return rendezvous(store, identity_of(rank, 3), options, deadline);
+    };
+    (void)run_ranks(3, [&](int rank) {
+      if (rank != late) {
+        meet(rank, soon());
+      }
+    });
+    const std::exception_ptr error = error_of([&] { meet(late, patient()); });
+    INFO("late " << late << ": " << text_of(error));
+    REQUIRE(threw<PeerLostError>(error));
+    REQUIRE(contains(text_of(error), concat("rank ", late == 0 ? 1 : 0, " has given up")));
+    require_no_errors(
+        run_ranks(3, [&](int rank) { expect(meet(rank, patient()) == nullptr, "a group"); }));
+  }
+}
+
 TEST_CASE("another host means no group for anybody") {
   for (int n = 2; n <= 4; ++n) {
     MemoryStore store;

@@ -290,3 +290,23 @@ def _moved_gradients(rank: int, size: int) -> None:
 
 def test_models_converted_after_a_step() -> None:
     run_ranks(_moved_gradients, 2)
+
+
+def _converted_without_gradients(rank: int, size: int) -> None:
+    with horovod() as hvd:
+        model = nn.Module()
+        model.small = nn.Parameter(torch.zeros(3))
+        model.large = nn.Parameter(torch.zeros(LARGE))
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1.0), model.named_parameters())
+        for convert in (nn.Module.double, nn.Module.float, nn.Module.train):
+            optimizer.zero_grad()
+            (model.small.sum() + (model.large.sum() if rank == 0 else 0)).backward()
+            optimizer.step()
+            for parameter, mean in ((model.small, 1.0), (model.large, 1 / size)):
+                assert parameter.grad is not None and parameter.grad.dtype == parameter.dtype
+                assert parameter.grad.eq(mean).all()
+            convert(model)
+
+
+def test_models_converted_while_a_gradient_is_missing() -> None:
+    run_ranks(_converted_without_gradients, 2)
