@@ -16,7 +16,7 @@ std::vector<std::int64_t> pack_gradients(const std::vector<at::Tensor>& paramete
                                          const std::vector<at::Tensor>& views);
 
 // Makes each view its parameter's gradient again, where something else has become that; a copy,
-// where the parameter has changed its dtype.
+// where the parameter has another dtype or device by now.
 void put_back_gradients(const std::vector<at::Tensor>& parameters,
                         const std::vector<at::Tensor>& views);
 

@@ -201,7 +201,7 @@ def result_in_arena(tensor: torch.Tensor) -> torch.Tensor | None:
 
 def arena_statistics() -> dict[str, int]: ...
 def put_back_gradients(parameters: list[torch.Tensor], views: list[torch.Tensor]) -> None:
-    """Makes each view its parameter's gradient again, or, where the parameter has another dtype now, a copy of it."""
+    """Makes each view its parameter's gradient again, or a copy where that has another dtype or device now."""
 
 def find_moved(tensors: list[torch.Tensor], addresses: list[int]) -> list[int]:
     """Returns the indices of the tensors whose data lies elsewhere by now."""

@@ -58,7 +58,7 @@ class Part(Protocol):
 # Note [Gradients that have moved]
 # model.to(), .double(), .cpu() and their like put the data of a .grad elsewhere and leave it the same tensor. A view
 # that has been somebody's .grad may so have left its buffer; it is made anew before the buffer is filled. If the
-# parameter has another dtype by then, its gradient is reduced in the old one, and a copy becomes its .grad.
+# parameter has another dtype or device by then, its gradient is reduced in the old one, and a copy becomes its .grad.
 
 SparseReduction = Callable[[torch.Tensor, str], Callable[[], torch.Tensor]]
 """Starts to reduce a sparse gradient under a name; returns what waits for the result."""
