@@ -13,7 +13,6 @@
 #include "ddp_arena_hook.h"
 #include "gradient_allocator.h"
 #include "gradient_hooks.h"
-#include "gradient_pack.h"
 #include "live_groups.h"
 #include "named_engine_binding.h"
 #include "operator_call.h"
@@ -146,9 +145,6 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
       py::arg("tensor"));
   module.def("result_in_arena", &result_in_arena, py::arg("tensor"),
              py::call_guard<py::gil_scoped_release>());
-  module.def("pack_gradients", &pack_gradients, py::arg("parameters"), py::arg("views"));
-  module.def("put_back_gradients", &put_back_gradients, py::arg("parameters"), py::arg("views"));
-  module.def("find_moved", &find_moved, py::arg("tensors"), py::arg("addresses"));
   module.def("expect_gradients", &expect_gradients, py::arg("bytes"));
   module.def("forget_gradients", &forget_gradients, py::arg("bytes"));
   module.def("arena_statistics", [] {

@@ -79,12 +79,13 @@ class GradientStreams {
 
 struct GradientHooks::State {
   Callbacks callbacks;
-  std::vector<int> passes_left;          // by parameter
-  std::vector<int> bucket_of;            // by parameter; empty until they are laid out
-  std::vector<int> sizes;                // by bucket
-  std::vector<int> n_ready;              // by bucket
-  std::vector<c10::Device> devices;      // by parameter
-  std::vector<GradientStreams> streams;  // by bucket
+  std::vector<int> passes_left;                // by parameter
+  std::vector<int> bucket_of;                  // by parameter; empty until they are laid out
+  std::vector<std::optional<Place>> place_of;  // by parameter
+  std::vector<int> sizes;                      // by bucket
+  std::vector<int> n_ready;                    // by bucket
+  std::vector<c10::Device> devices;            // by parameter
+  std::vector<GradientStreams> streams;        // by bucket
   bool has_gradients = false;
 
   void came(std::size_t parameter) {
@@ -100,6 +101,9 @@ struct GradientHooks::State {
     if (bucket_of.empty()) {
       call(callbacks.lay_out);
       HORON_CHECK(bucket_of.size() == passes_left.size(), "the gradients were not laid out");
+    }
+    if (const std::optional<Place>& place = place_of[parameter]) {
+      place->first->move_early(place->second);
     }
     const auto bucket = static_cast<std::size_t>(bucket_of[parameter]);
     const bool is_on_device = !devices[parameter].is_cpu();
@@ -151,10 +155,16 @@ GradientHooks::~GradientHooks() {
   }
 }
 
-void GradientHooks::set_buckets(const std::vector<int>& bucket_of) {
+void GradientHooks::set_buckets(const std::vector<int>& bucket_of,
+                                std::vector<std::optional<Place>> place_of) {
   State& state = *state_;
-  TORCH_CHECK_VALUE(bucket_of.size() == state.passes_left.size(), "horon: expected a bucket for ",
-                    state.passes_left.size(), " parameters, got ", bucket_of.size(), ".");
+  const std::size_t n_parameters = state.passes_left.size();
+  TORCH_CHECK_VALUE(bucket_of.size() == n_parameters && place_of.size() == n_parameters,
+                    "horon: expected a bucket and a place for ", n_parameters, " parameters, got ",
+                    bucket_of.size(), " and ", place_of.size(), ".");
+  for (const std::optional<Place>& place : place_of) {
+    TORCH_CHECK_VALUE(!place || place->second < place->first->size(), "horon: no such place.");
+  }
   std::vector<int> sizes;
   for (const int bucket : bucket_of) {
     TORCH_CHECK_VALUE(bucket >= 0, "horon: bucket ", bucket, " is negative.");
@@ -162,6 +172,7 @@ void GradientHooks::set_buckets(const std::vector<int>& bucket_of) {
     ++sizes[static_cast<std::size_t>(bucket)];
   }
   state.bucket_of = bucket_of;
+  state.place_of = std::move(place_of);
   state.n_ready.assign(sizes.size(), 0);
   state.streams.assign(sizes.size(), {});
   state.sizes = std::move(sizes);
@@ -178,6 +189,12 @@ void GradientHooks::reset(int passes) {
 bool GradientHooks::has_gradients() const { return state_->has_gradients; }
 
 void bind_gradient_hooks(py::module_& module) {
+  py::class_<GradientPack, std::shared_ptr<GradientPack>>(module, "GradientPack")
+      .def(py::init<const std::vector<at::Tensor>&, const std::vector<at::Tensor>&>(),
+           py::arg("parameters"), py::arg("views"))
+      .def("view", &GradientPack::view, py::arg("index"))
+      .def("pack", &GradientPack::pack)
+      .def("put_back", &GradientPack::put_back);
   py::class_<GradientHooks>(module, "GradientHooks")
       .def(py::init([](const std::vector<at::Tensor>& parameters, int passes, py::function lay_out,
                        py::function send, py::function refuse) {
@@ -187,7 +204,7 @@ void bind_gradient_hooks(py::module_& module) {
            }),
            py::arg("parameters"), py::arg("passes"), py::arg("lay_out"), py::arg("send"),
            py::arg("refuse"))
-      .def("set_buckets", &GradientHooks::set_buckets, py::arg("bucket_of"))
+      .def("set_buckets", &GradientHooks::set_buckets, py::arg("bucket_of"), py::arg("place_of"))
       .def("reset", &GradientHooks::reset, py::arg("passes"))
       .def_property_readonly("has_gradients", &GradientHooks::has_gradients);
 }

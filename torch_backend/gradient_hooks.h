@@ -7,7 +7,11 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
+#include <utility>
 #include <vector>
+
+#include "gradient_pack.h"
 
 namespace horon::torch_backend {
 
@@ -30,8 +34,11 @@ class GradientHooks {
   GradientHooks(const GradientHooks&) = delete;
   GradientHooks& operator=(const GradientHooks&) = delete;
 
-  // The bucket of each parameter, from 0 on.
-  void set_buckets(const std::vector<int>& bucket_of);
+  // Where a small gradient is moved as soon as it is there: a pack, and its index in it.
+  using Place = std::pair<std::shared_ptr<GradientPack>, std::size_t>;
+
+  // The bucket of each parameter, from 0 on, and its place, if it has one.
+  void set_buckets(const std::vector<int>& bucket_of, std::vector<std::optional<Place>> place_of);
   // Begins again, for the next step.
   void reset(int passes);
   // Whether a gradient has come since reset().

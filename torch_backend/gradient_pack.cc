@@ -51,33 +51,69 @@ class DeviceCopies {
 #endif
 };
 
+bool needs_only_a_copy(const at::Tensor& gradient) {
+  return gradient.layout() == c10::kStrided && !gradient.requires_grad();
+}
+
+// Without elements there may be no memory.
+bool can_copy_bytes(const at::Tensor& gradient, const at::Tensor& view) {
+  return view.is_cpu() && view.numel() > 0 && has_same_layout(gradient, view);
+}
+
+void copy_bytes(const at::Tensor& gradient, const at::Tensor& view) {
+  std::memcpy(view.mutable_data_ptr(), gradient.const_data_ptr(), view.nbytes());
+}
+
 }  // namespace
 
-std::vector<std::int64_t> pack_gradients(const std::vector<at::Tensor>& parameters,
-                                         const std::vector<at::Tensor>& views) {
+GradientPack::GradientPack(const std::vector<at::Tensor>& parameters,
+                           const std::vector<at::Tensor>& views) {
   TORCH_CHECK_VALUE(parameters.size() == views.size(), "horon: ", parameters.size(),
                     " parameters but ", views.size(), " views.");
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    places_.push_back({parameters[i], views[i].detach(), views[i]});
+  }
+}
+
+void GradientPack::Place::renew_view() {
+  if (view.const_data_ptr() != home.const_data_ptr()) {
+    view = home.detach();
+  }
+}
+
+void GradientPack::move_early(std::size_t index) {
+  Place& place = places_.at(index);
+  at::Tensor& gradient = place.parameter.mutable_grad();
+  if (!gradient.defined() || gradient.is_same(place.view) || !needs_only_a_copy(gradient)) {
+    return;
+  }
+  place.renew_view();
+  if (can_copy_bytes(gradient, place.view)) {
+    copy_bytes(gradient, place.view);
+    gradient = place.view;
+  }
+}
+
+std::vector<std::int64_t> GradientPack::pack() {
   const at::NoGradGuard no_grad;
   std::vector<std::int64_t> others;
   DeviceCopies on_device;
-  for (std::size_t i = 0; i < parameters.size(); ++i) {
-    at::Tensor& gradient = parameters[i].mutable_grad();
-    const at::Tensor& view = views[i];
+  for (std::size_t i = 0; i < places_.size(); ++i) {
+    Place& place = places_[i];
+    place.renew_view();
+    const at::Tensor& view = place.view;
+    at::Tensor& gradient = place.parameter.mutable_grad();
     if (gradient.is_same(view)) {
       continue;
     }
     if (!gradient.defined()) {
       view.zero_();
-    } else if (gradient.layout() != c10::kStrided || gradient.requires_grad()) {
+    } else if (!needs_only_a_copy(gradient)) {
       others.push_back(static_cast<std::int64_t>(i));
       continue;
-    } else if (has_same_layout(gradient, view)) {
-      if (view.numel() > 0 && view.is_cpu()) {
-        std::memcpy(view.mutable_data_ptr(), gradient.const_data_ptr(), view.nbytes());
-      } else if (view.numel() > 0 && !on_device.add(gradient, view)) {
-        view.copy_(gradient);
-      }
-    } else {
+    } else if (can_copy_bytes(gradient, view)) {
+      copy_bytes(gradient, view);
+    } else if (!has_same_layout(gradient, view) || !on_device.add(gradient, view)) {
       view.copy_(gradient);
     }
     gradient = view;
@@ -86,29 +122,18 @@ std::vector<std::int64_t> pack_gradients(const std::vector<at::Tensor>& paramete
   return others;
 }
 
-void put_back_gradients(const std::vector<at::Tensor>& parameters,
-                        const std::vector<at::Tensor>& views) {
+void GradientPack::put_back() {
   const at::NoGradGuard no_grad;
-  for (std::size_t i = 0; i < parameters.size(); ++i) {
-    at::Tensor& gradient = parameters[i].mutable_grad();
-    if (parameters[i].scalar_type() != views[i].scalar_type() ||
-        parameters[i].device() != views[i].device()) {
-      gradient = views[i].to(parameters[i].device(), parameters[i].scalar_type());
-    } else if (!gradient.is_same(views[i])) {
-      gradient = views[i];
+  for (Place& place : places_) {
+    at::Tensor& gradient = place.parameter.mutable_grad();
+    const at::Tensor& parameter = place.parameter;
+    const at::Tensor& view = place.view;
+    if (parameter.scalar_type() != view.scalar_type() || parameter.device() != view.device()) {
+      gradient = view.to(parameter.device(), parameter.scalar_type());
+    } else if (!gradient.is_same(view)) {
+      gradient = view;
     }
   }
-}
-
-std::vector<std::int64_t> find_moved(const std::vector<at::Tensor>& tensors,
-                                     const std::vector<std::uintptr_t>& addresses) {
-  std::vector<std::int64_t> moved;
-  for (std::size_t i = 0; i < tensors.size(); ++i) {
-    if (reinterpret_cast<std::uintptr_t>(tensors[i].const_data_ptr()) != addresses[i]) {
-      moved.push_back(static_cast<std::int64_t>(i));
-    }
-  }
-  return moved;
 }
 
 }  // namespace horon::torch_backend

@@ -50,6 +50,27 @@ class HoronBackend:
     def split(self, store: Any, ranks: list[int], options: Options | None = None) -> HoronBackend | None: ...
     def perform_nocolor_split(self, device: Any) -> None: ...
 
+class GradientPack:
+    """Gradients side by side in one buffer.
+
+    Args:
+        parameters: Whose gradients.
+        views: The place of each in the buffer.
+    """
+
+    def __init__(self, parameters: list[torch.Tensor], views: list[torch.Tensor]) -> None: ...
+    def view(self, index: int) -> torch.Tensor:
+        """Returns what is, or becomes, a parameter's gradient."""
+
+    def pack(self) -> list[int]:
+        """Moves gradients into their views, which become the gradients; a missing one becomes zeros.
+
+        Returns the indices of sparse gradients and of those with a graph, which it leaves alone.
+        """
+
+    def put_back(self) -> None:
+        """Makes each view its parameter's gradient again, or a copy where that has another dtype or device now."""
+
 class GradientHooks:
     """Counts the gradients of parameters as backward passes make them; takes its hooks off when it dies.
 
@@ -69,7 +90,9 @@ class GradientHooks:
         send: Callable[[int], None],
         refuse: Callable[[], None],
     ) -> None: ...
-    def set_buckets(self, bucket_of: list[int]) -> None: ...
+    def set_buckets(self, bucket_of: list[int], place_of: list[tuple[GradientPack, int] | None]) -> None:
+        """Sets each parameter's bucket, and the pack into which its gradient is moved as soon as it is there."""
+
     def reset(self, passes: int) -> None: ...
     @property
     def has_gradients(self) -> bool: ...
@@ -200,18 +223,6 @@ def result_in_arena(tensor: torch.Tensor) -> torch.Tensor | None:
     there is no room."""
 
 def arena_statistics() -> dict[str, int]: ...
-def put_back_gradients(parameters: list[torch.Tensor], views: list[torch.Tensor]) -> None:
-    """Makes each view its parameter's gradient again, or a copy where that has another dtype or device now."""
-
-def find_moved(tensors: list[torch.Tensor], addresses: list[int]) -> list[int]:
-    """Returns the indices of the tensors whose data lies elsewhere by now."""
-
-def pack_gradients(parameters: list[torch.Tensor], views: list[torch.Tensor]) -> list[int]:
-    """Moves gradients into their views, which become the gradients; a missing one becomes zeros.
-
-    Returns the indices of sparse gradients and of those with a graph, which it leaves alone.
-    """
-
 def expect_gradients(bytes: list[int]) -> None:
     """From now on tensors of these sizes that autograd makes in a backward pass lie in the arena, if it has room."""
 

@@ -24,7 +24,7 @@ class Slot:
 
     Attributes:
         order: Its place in the optimizer's groups, which is taken for the order of the forward pass.
-        view: Its place in the arena, or None while it has none.
+        view: Its place in the arena, if it is reduced by itself and has one.
     """
 
     parameter: torch.Tensor
@@ -124,21 +124,18 @@ class Packed:
         first = slots[0].parameter
         starts = self._starts(slots)
         self._buffer = make_buffer(starts[-1], first.dtype, first.device).zero_()
-        self._starts_of_views = starts[:-1]
-        self._parameters = [slot.parameter for slot in slots]
-        self._views = [self._place(slot, start) for slot, start in zip(slots, starts, strict=False)]
-        self._addresses = [view.data_ptr() for view in self._views]
+        views = [self._place(slot.parameter, start) for slot, start in zip(slots, starts, strict=False)]
+        self.pack_of_gradients = _C.GradientPack([slot.parameter for slot in slots], views)
         self._sent = self._buffer
         dtype_sent = self._dtype_sent(slots, compression)
         if dtype_sent is not first.dtype:
             self._sent = make_buffer(starts[-1], dtype_sent, first.device).zero_()
         self._sparse_as_dense = sparse_as_dense
-        self._sparse: list[tuple[Slot, int]] = []  # with the number of sparse dimensions
+        self._sparse: list[tuple[int, int]] = []  # index, and the number of sparse dimensions
 
-    def _place(self, slot: Slot, start: int) -> torch.Tensor:
-        part = self._buffer[start : start + slot.parameter.numel()]
-        slot.view = part.as_strided(slot.parameter.size(), strides_of_gradient(slot.parameter))
-        return slot.view
+    def _place(self, parameter: torch.Tensor, start: int) -> torch.Tensor:
+        part = self._buffer[start : start + parameter.numel()]
+        return part.as_strided(parameter.size(), strides_of_gradient(parameter))
 
     @staticmethod
     def _starts(slots: Sequence[Slot]) -> list[int]:
@@ -167,38 +164,30 @@ class Packed:
 
     def pack(self) -> torch.Tensor:
         self._sparse.clear()
-        self._renew_views()
-        for index in _C.pack_gradients(self._parameters, self._views):
-            slot = self.slots[index]
-            gradient = slot.parameter.grad
+        for index in self.pack_of_gradients.pack():
+            gradient = self.slots[index].parameter.grad
             assert gradient is not None
             if not gradient.is_sparse:
                 raise AssertionError(_NO_GRAPH)
-            self._pack_sparse(slot, gradient)
+            self._pack_sparse(index, gradient)
         if self._sent is not self._buffer:
             self._sent.copy_(self._buffer)
         return self._sent
 
-    def _renew_views(self) -> None:
-        """See Note [Gradients that have moved]."""
-        for index in _C.find_moved(self._views, self._addresses):
-            self._views[index] = self._place(self.slots[index], self._starts_of_views[index])
-
-    def _pack_sparse(self, slot: Slot, gradient: torch.Tensor) -> None:
-        assert slot.view is not None
+    def _pack_sparse(self, index: int, gradient: torch.Tensor) -> None:
+        view = self.pack_of_gradients.view(index)
         if self._sparse_as_dense:
-            slot.view.copy_(gradient.to_dense())
-            self._sparse.append((slot, gradient.sparse_dim()))
+            view.copy_(gradient.to_dense())
+            self._sparse.append((index, gradient.sparse_dim()))
         else:
-            slot.view.zero_()  # It goes by itself, and nothing of it goes here.
+            view.zero_()  # It goes by itself, and nothing of it goes here.
 
     def unpack(self) -> None:
         if self._sent is not self._buffer:
             self._buffer.copy_(self._sent)
-        _C.put_back_gradients(self._parameters, self._views)
-        for slot, n_sparse_dims in self._sparse:
-            assert slot.view is not None
-            slot.parameter.grad = slot.view.to_sparse(n_sparse_dims)
+        self.pack_of_gradients.put_back()
+        for index, n_sparse_dims in self._sparse:
+            self.slots[index].parameter.grad = self.pack_of_gradients.view(index).to_sparse(n_sparse_dims)
 
 
 class Direct:

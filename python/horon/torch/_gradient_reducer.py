@@ -239,7 +239,14 @@ class GradientReducer:
         number_of = {
             slot: number for number, bucket in enumerate(self._buckets) for part in bucket.parts for slot in part.slots
         }
-        self._hooks.set_buckets([number_of[slot] for slot in self._slots])
+        place_of = {
+            slot: (part.pack_of_gradients, index)
+            for bucket in self._buckets
+            for part in bucket.parts
+            if isinstance(part, Packed)
+            for index, slot in enumerate(part.slots)
+        }
+        self._hooks.set_buckets([number_of[slot] for slot in self._slots], [place_of.get(slot) for slot in self._slots])
         self._start_comparison()
 
     def _slots_of_buckets(self) -> list[list[Slot]]:
