@@ -47,7 +47,8 @@ bool StepBoard::have_all_reached(Counter counter, std::uint32_t target) const {
 }
 
 bool StepBoard::await_briefly(Counter counter, std::uint32_t target) {
-  if (policy_.spin([&] { return have_all_reached(counter, target); })) {
+  if (policy_.spin([&] { return have_all_reached(counter, target); },
+                   [&] { return is_core_needed(counter, target); })) {
     return true;
   }
   for (int peer = 0; peer < peers_->n_ranks(); ++peer) {
@@ -103,6 +104,20 @@ void StepBoard::tell_core() {
   }
 }
 
+// Whether a rank that is late was last seen on this core.
+bool StepBoard::is_core_needed(Counter counter, std::uint32_t target) {
+  tell_core();
+  for (int peer = 0; peer < peers_->n_ranks(); ++peer) {
+    const std::uint32_t core_plus_one =
+        segment_->words(peer).core_plus_one.load(std::memory_order_relaxed);
+    if (peer != peers_->rank && core_plus_one == own_core_plus_one_ &&
+        !has_reached(peer, counter, target)) {
+      return true;
+    }
+  }
+  return false;
+}
+
 void StepBoard::look_for_better_core() {
   tell_core();
   for (int peer = 0; peer < peers_->n_ranks(); ++peer) {
@@ -126,7 +141,8 @@ void StepBoard::await(int peer, const WaitContext& context) {
                                 name_ranks(missing_ranks())));
     }
   };
-  sleep_until(word(peer, awaited_), ready, check, context);
+  sleep_until(word(peer, awaited_), ready, check, context,
+              [this] { return is_core_needed(awaited_, target_); });
 }
 
 void StepBoard::await_value(CounterWord& word, std::uint32_t value, const WaitContext& context) {
@@ -145,7 +161,7 @@ void StepBoard::await_value(CounterWord& word, std::uint32_t value, const WaitCo
                                 "ms for a part of the work that another rank had taken"));
     }
   };
-  sleep_until(word, ready, check, context);
+  sleep_until(word, ready, check, context, [] { return true; });
 }
 
 void StepBoard::wake(CounterWord& word) {
@@ -154,11 +170,11 @@ void StepBoard::wake(CounterWord& word) {
   wake_sleepers(word);
 }
 
-template <typename Ready, typename Check>
+template <typename Ready, typename Check, typename IsCoreNeeded>
 void StepBoard::sleep_until(CounterWord& word, const Ready& ready, const Check& check,
-                            const WaitContext& context) {
+                            const WaitContext& context, const IsCoreNeeded& is_core_needed) {
   const auto is_aborted = [this] { return aborted_.load(std::memory_order_relaxed); };
-  wait_for_word(word, policy_, ready, is_aborted, check, context);
+  wait_for_word(word, policy_, ready, is_aborted, check, context, is_core_needed);
 }
 
 void StepBoard::check_ended() const {

@@ -69,12 +69,13 @@ class StepBoard {
  private:
   void await(int peer, const WaitContext& context);
   void tell_core();
+  bool is_core_needed(Counter counter, std::uint32_t target);
   void look_for_better_core();
   bool has_reached(int peer) const { return has_reached(peer, awaited_, target_); }
   bool has_reached(int peer, Counter counter, std::uint32_t target) const;
-  template <typename Ready, typename Check>
+  template <typename Ready, typename Check, typename IsCoreNeeded>
   void sleep_until(CounterWord& word, const Ready& ready, const Check& check,
-                   const WaitContext& context);
+                   const WaitContext& context, const IsCoreNeeded& is_core_needed);
   void check_ended() const;
   void check_health() const;
   CounterWord& word(int rank, Counter counter) const {

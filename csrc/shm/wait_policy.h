@@ -9,10 +9,12 @@
 #pragma once
 
 #include <sched.h>
+#include <sys/resource.h>
 
 #include <cstdint>
 
 #include "core/deadline.h"
+#include "shm/empty_yields.h"
 #include "shm/spin_trust.h"
 #include "shm/yield_trust.h"
 
@@ -26,6 +28,13 @@ inline void pause_cpu() {
 #endif
 }
 
+// How often this thread was taken off its core though it could have gone on, as by its yields.
+inline long times_core_lost() {
+  rusage usage{};
+  ::getrusage(RUSAGE_THREAD, &usage);
+  return usage.ru_nivcsw;
+}
+
 // Thread safety: none; one per waiting thread at a time.
 class WaitPolicy {
  public:
@@ -34,9 +43,10 @@ class WaitPolicy {
       : is_crowded_(is_crowded), pauses_(is_crowded ? kPausesInCrowd : kPauses) {}
 
   // Spins and yields until `ready()` is true or it is time to sleep on a futex. Returns ready()'s
-  // last value.
-  template <typename Ready>
-  bool spin(const Ready& ready) {
+  // last value. `is_core_needed()`: whether somebody who is waited for may be on this core; asked
+  // seldom.
+  template <typename Ready, typename IsCoreNeeded>
+  bool spin(const Ready& ready, const IsCoreNeeded& is_core_needed) {
     for (int i = 0; i < pauses_; ++i) {
       if (ready()) {
         return true;
@@ -48,6 +58,7 @@ class WaitPolicy {
     }
     const Clock::time_point start = Clock::now();
     Clock::time_point before = start;
+    EmptyYields empty;
     while (true) {
       ::sched_yield();
       const bool is_ready = ready();
@@ -56,8 +67,16 @@ class WaitPolicy {
       if (is_ready || !may_go_on || now - start > kYieldTime) {
         return is_ready;
       }
+      if (is_crowded_ && empty.is_look_due() && empty.look(times_core_lost()) && is_core_needed()) {
+        return ready();
+      }
       before = now;
     }
+  }
+  // Where it is not known who is on which core.
+  template <typename Ready>
+  bool spin(const Ready& ready) {
+    return spin(ready, [] { return true; });
   }
 
  private:

@@ -19,14 +19,15 @@ inline constexpr std::chrono::milliseconds kLookAround{50};
 // wake_sleepers(). Before each sleep `check()` runs, which throws to give up; so does what
 // context.check_interrupt throws. The deadline only bounds the sleeps: check() looks at it.
 // `is_over()`: stop spinning, because check() will throw. A Word is a CounterWord or has members of
-// the same names.
-template <typename Word, typename Ready, typename IsOver, typename Check>
+// the same names. `is_core_needed`: see WaitPolicy::spin().
+template <typename Word, typename Ready, typename IsOver, typename Check, typename IsCoreNeeded>
 void wait_for_word(Word& word, WaitPolicy& policy, const Ready& ready, const IsOver& is_over,
-                   const Check& check, const WaitContext& context) {
+                   const Check& check, const WaitContext& context,
+                   const IsCoreNeeded& is_core_needed) {
   if (ready()) {
     return;
   }
-  policy.spin([&] { return ready() || is_over(); });
+  policy.spin([&] { return ready() || is_over(); }, is_core_needed);
   Clock::time_point next_interrupt_check{};
   while (!ready()) {
     check();
