@@ -4,9 +4,12 @@
 
 #include <algorithm>
 #include <atomic>
-#include <thread>
 #include <utility>
 
+#include <c10/util/Exception.h>
+#include <c10/util/StringUtil.h>
+
+#include "ask_again.h"
 #include "core/deadline.h"
 #include "core/error.h"
 #include "core/log.h"
@@ -28,24 +31,23 @@ class MeetingStore final : public c10d::PrefixStore {
 
   void wait(const std::vector<std::string>& keys,
             const std::chrono::milliseconds& timeout) override {
-    constexpr std::chrono::milliseconds kSlice{1000};
-    constexpr std::chrono::milliseconds kPause{20};
     const Deadline deadline = Deadline::after(timeout);
-    while (!have_met_.load(std::memory_order_acquire) && deadline.remaining() > kSlice) {
-      const Deadline slice = Deadline::after(kSlice);
-      while (!slice.has_passed()) {
-        if (are_there(keys)) {
-          return;
-        }
-        std::this_thread::sleep_for(kPause);
-      }
-      look_around_();
-      if (const std::string note = this->note(); !note.empty()) {
-        throw GroupError(note);
-      }
+    if (have_met()) {
+      PrefixStore::wait(keys, timeout);
+      return;
     }
-    const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline.remaining());
-    PrefixStore::wait(keys, std::max(left, std::chrono::milliseconds(1)));
+    const auto are_there = [&] {
+      try {
+        return check(keys);
+      } catch (const std::exception&) {  // a store that is gone, or without check()
+        const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline.remaining());
+        PrefixStore::wait(keys, std::max(left, std::chrono::milliseconds(1)));
+        return true;
+      }
+    };
+    const auto look = [&] { look_around(); };
+    TORCH_CHECK_WITH(DistStoreError, ask_again(are_there, look, deadline), "Timed out waiting ",
+                     timeout.count(), "ms for '", c10::Join("', '", keys), "' in the store.");
   }
 
   // `look_around` is not called from now on.
@@ -74,12 +76,15 @@ class MeetingStore final : public c10d::PrefixStore {
   }
 
  private:
-  bool are_there(const std::vector<std::string>& keys) {
-    try {
-      return check(keys);
-    } catch (const std::exception&) {  // a store that is gone, or without check(): wait() says so
-      PrefixStore::wait(keys, std::chrono::milliseconds(100));
-      return true;
+  bool have_met() const { return have_met_.load(std::memory_order_acquire); }
+
+  void look_around() {
+    if (have_met()) {
+      return;
+    }
+    look_around_();
+    if (const std::string note = this->note(); !note.empty()) {
+      throw GroupError(note);
     }
   }
 

@@ -4,15 +4,11 @@
 #include <chrono>
 #include <thread>
 
+#include "ask_again.h"
 #include "core/error.h"
 #include "interrupt.h"
 
 namespace horon::torch_backend {
-namespace {
-
-constexpr std::chrono::milliseconds kStoreLookAround{1000};
-
-}  // namespace
 
 // A store that fails may have been served by a rank that has died, which is then the news.
 template <typename Call>
@@ -29,30 +25,11 @@ void StoreAdapter::set(const std::string& key, const std::string& value) {
   ask([&] { store_->set(key, std::vector<uint8_t>(value.begin(), value.end())); });
 }
 
-// Note [Waiting at a store]
-// A process has one connection to its TCPStore. wait() holds it until the key is there or the time
-// is up, and meanwhile no other thread of the process gets anything from or into the store: two
-// threads that make groups could wait for each other's keys on both ranks. It also prints two
-// warnings whenever its time is up. So the store is asked again and again instead, at first at once
-// and then less and less often; there is nothing that would wake us.
 std::string StoreAdapter::get(const std::string& key, const Deadline& deadline) {
-  constexpr Clock::duration kFirstPause = std::chrono::microseconds(100);
-  constexpr Clock::duration kLongestPause = std::chrono::milliseconds(250);
-  const auto began = Clock::now();
-  auto looked = began;
-  while (!is_there(key, deadline)) {
-    const auto now = Clock::now();
-    if (deadline.has_passed()) {
-      throw TimeoutError(concat("Timed out waiting ", deadline.timeout().count(), "ms for '", key,
-                                "' in the store."));
-    }
-    if (now - looked >= kStoreLookAround) {
-      look_around_for(key);
-      looked = now;
-    }
-    const Clock::duration left = deadline.remaining();
-    const auto pause = std::clamp((now - began) / 4, kFirstPause, kLongestPause);
-    std::this_thread::sleep_for(std::min(pause, left));
+  if (!ask_again([&] { return is_there(key, deadline); }, [&] { look_around_for(key); },
+                 deadline)) {
+    throw TimeoutError(concat("Timed out waiting ", deadline.timeout().count(), "ms for '", key,
+                              "' in the store."));
   }
   const std::vector<uint8_t> value = store_->get(key);
   return {value.begin(), value.end()};
