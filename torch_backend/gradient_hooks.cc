@@ -7,6 +7,7 @@
 #include <torch/csrc/autograd/utils/lambda_post_hook.h>
 
 #include <algorithm>
+#include <atomic>
 #include <utility>
 
 #include <pybind11/stl.h>
@@ -80,13 +81,15 @@ class GradientStreams {
 struct GradientHooks::State {
   Callbacks callbacks;
   std::vector<int> passes_left;                // by parameter
-  std::vector<int> bucket_of;                  // by parameter; empty until they are laid out
+  std::vector<int> bucket_of;                  // by parameter, as soon as they are laid out
   std::vector<std::optional<Place>> place_of;  // by parameter
   std::vector<int> sizes;                      // by bucket
   std::vector<int> n_ready;                    // by bucket
   std::vector<c10::Device> devices;            // by parameter
   std::vector<GradientStreams> streams;        // by bucket
   bool has_gradients = false;
+  // Released last: gradients of a CPU and of a GPU come on two threads.
+  std::atomic<bool> is_laid_out{false};
 
   void came(std::size_t parameter) {
     const int left = --passes_left[parameter];
@@ -98,9 +101,9 @@ struct GradientHooks::State {
       call(callbacks.refuse);
       return;
     }
-    if (bucket_of.empty()) {
+    if (!is_laid_out.load(std::memory_order_acquire)) {
       call(callbacks.lay_out);
-      HORON_CHECK(bucket_of.size() == passes_left.size(), "the gradients were not laid out");
+      HORON_CHECK(is_laid_out.load(std::memory_order_acquire), "the gradients were not laid out");
     }
     if (const std::optional<Place>& place = place_of[parameter]) {
       place->first->move_early(place->second);
@@ -176,6 +179,7 @@ void GradientHooks::set_buckets(const std::vector<int>& bucket_of,
   state.n_ready.assign(sizes.size(), 0);
   state.streams.assign(sizes.size(), {});
   state.sizes = std::move(sizes);
+  state.is_laid_out.store(true, std::memory_order_release);
 }
 
 void GradientHooks::reset(int passes) {

@@ -15,7 +15,7 @@ namespace {
 // Whether memory can be copied as it is.
 bool has_same_layout(const at::Tensor& from, const at::Tensor& to) {
   return from.device() == to.device() && from.scalar_type() == to.scalar_type() &&
-         from.strides() == to.strides() && from.is_non_overlapping_and_dense() && !from.is_neg() &&
+         from.sizes() == to.sizes() && from.strides() == to.strides() && from.is_non_overlapping_and_dense() && !from.is_neg() &&
          !from.is_conj();
 }
 
@@ -125,6 +125,7 @@ std::vector<std::int64_t> GradientPack::pack() {
 void GradientPack::put_back() {
   const at::NoGradGuard no_grad;
   for (Place& place : places_) {
+    place.renew_view();
     at::Tensor& gradient = place.parameter.mutable_grad();
     const at::Tensor& parameter = place.parameter;
     const at::Tensor& view = place.view;

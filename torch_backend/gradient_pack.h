@@ -4,7 +4,7 @@
 // Note [Packed while they are warm]
 // A gradient is copied as soon as autograd has made it, not when all of a bucket are there: the
 // caches still hold it, and its memory is free for the next one, which is made where the caches
-// hold that. With 100 small layers a training step takes 5 to 7 % less time.
+// hold that. See docs/performance.md, "Copies".
 #pragma once
 
 #include <ATen/ATen.h>

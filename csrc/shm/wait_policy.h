@@ -6,6 +6,8 @@
 // that is waited for: the sooner, the better. Beside busy neighbours a yield comes back late: then
 // straight to the futex, see YieldTrust; with a core for every rank after some more pauses, where
 // these help, see SpinTrust. Threads that compute while ours communicate are such neighbours.
+// With more ranks than cores a yield may also hand nothing on: to the futex, too, see Note [Empty
+// yields].
 #pragma once
 
 #include <sched.h>

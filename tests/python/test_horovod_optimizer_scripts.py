@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+import horon
 import pytest
 import torch
 from harness import on_gloo, run_ranks
@@ -290,6 +291,30 @@ def _moved_gradients(rank: int, size: int) -> None:
 
 def test_models_converted_after_a_step() -> None:
     run_ranks(_moved_gradients, 2)
+
+
+def _converted_on_the_way(rank: int, size: int, is_complete: bool) -> None:
+    """Between backward() and step(), when the gradients are on their way, or the last of them is missing."""
+    with horovod() as hvd:
+        mean = sum(range(size)) / size
+        for convert in (nn.Module.train, nn.Module.double, _to_and_fro, _move_on_rank_0):
+            model = nn.Linear(3, 2)
+            hvd.broadcast_parameters(model.state_dict(), 0)
+            optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1.0), model.named_parameters())
+            used = list(model.parameters()) if is_complete else [model.bias]
+            sum((parameter * (rank + torch.zeros_like(parameter))).sum() for parameter in used).backward()
+            assert all(horon.is_in_arena(parameter.grad) for parameter in used), "not packed as soon as it was made"
+            convert(model)
+            optimizer.step()
+            for parameter in model.parameters():
+                expected = mean if any(parameter is one for one in used) else 0.0
+                assert parameter.grad is not None and parameter.grad.dtype == parameter.dtype
+                assert parameter.grad.eq(expected).all(), f"{convert.__name__}: {parameter.grad}"
+
+
+@pytest.mark.parametrize("is_complete", [True, False])
+def test_models_converted_between_backward_and_step(is_complete: bool) -> None:
+    run_ranks(_converted_on_the_way, 2, is_complete)
 
 
 def _converted_without_gradients(rank: int, size: int) -> None:

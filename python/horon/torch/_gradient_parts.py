@@ -187,7 +187,9 @@ class Packed:
             self._buffer.copy_(self._sent)
         self.pack_of_gradients.put_back()
         for index, n_sparse_dims in self._sparse:
-            self.slots[index].parameter.grad = self.pack_of_gradients.view(index).to_sparse(n_sparse_dims)
+            parameter = self.slots[index].parameter
+            reduced = self.pack_of_gradients.view(index).to(parameter)
+            parameter.grad = reduced.to_sparse(n_sparse_dims)
 
 
 class Direct:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import threading
 import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -94,6 +95,7 @@ class GradientReducer:
         self.process_set = options.process_set
         self._slots = [Slot(parameter, name, order) for order, (name, parameter) in enumerate(named_parameters)]
         self._buckets: list[_Bucket] | None = None
+        self._building = threading.Lock()
         self._digest = b""
         # Optimizers are wrapped in the same order on all ranks; their first backward passes may come in any.
         kind = f"gradient_layout.{default_context.generation}"
@@ -164,8 +166,10 @@ class GradientReducer:
 
         def lay_out() -> None:
             reducer = reference()
-            if reducer is not None and reducer._buckets is None:
-                reducer._build()
+            if reducer is not None:
+                with reducer._building:  # gradients of a CPU and of a GPU come on two threads
+                    if reducer._buckets is None:
+                        reducer._build()
 
         def send(bucket: int) -> None:
             reducer = reference()
