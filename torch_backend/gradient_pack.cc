@@ -15,8 +15,8 @@ namespace {
 // Whether memory can be copied as it is.
 bool has_same_layout(const at::Tensor& from, const at::Tensor& to) {
   return from.device() == to.device() && from.scalar_type() == to.scalar_type() &&
-         from.sizes() == to.sizes() && from.strides() == to.strides() && from.is_non_overlapping_and_dense() && !from.is_neg() &&
-         !from.is_conj();
+         from.sizes() == to.sizes() && from.strides() == to.strides() &&
+         from.is_non_overlapping_and_dense() && !from.is_neg() && !from.is_conj();
 }
 
 // Copies within a GPU, which go together.
