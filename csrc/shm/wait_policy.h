@@ -5,9 +5,15 @@
 // core for every rank the pauses do. With more ranks than cores a yield hands the core to the rank
 // that is waited for: the sooner, the better. Beside busy neighbours a yield comes back late: then
 // straight to the futex, see YieldTrust; with a core for every rank after some more pauses, where
-// these help, see SpinTrust. Threads that compute while ours communicate are such neighbours.
-// With more ranks than cores a yield may also hand nothing on: to the futex, too, see Note [Empty
-// yields].
+// these help, see Note [Spinning before a sleep]. Threads that compute while ours communicate are
+// such neighbours. With more ranks than cores a yield may also hand nothing on: to the futex, too,
+// see Note [Empty yields].
+//
+// Note [Spinning before a sleep]
+// Where yields are not trusted (see YieldTrust) a wait would go straight to the futex, from which a
+// wake-up takes some 40 us: for a large operation, which waits after every piece, twice its time.
+// Whoever waits for a rank that is running had better spin for about as long. Whoever waits for one
+// whose core somebody else has should not.
 #pragma once
 
 #include <sched.h>
@@ -16,8 +22,8 @@
 #include <cstdint>
 
 #include "core/deadline.h"
+#include "core/wait_trust.h"
 #include "shm/empty_yields.h"
-#include "shm/spin_trust.h"
 #include "shm/yield_trust.h"
 
 namespace horon {
@@ -108,7 +114,7 @@ class WaitPolicy {
   const bool is_crowded_;
   const int pauses_;
   YieldTrust trust_;
-  SpinTrust spin_trust_;
+  WaitTrust spin_trust_;  // see Note [Spinning before a sleep]
 };
 
 }  // namespace horon

@@ -1,12 +1,12 @@
 #include "catch.h"
-#include "shm/spin_trust.h"
+#include "core/wait_trust.h"
 #include "shm/wait_policy.h"
 
 namespace horon {
 namespace {
 
-// Waits that sleep at once before the next one that spins.
-std::uint32_t sleeping_waits(SpinTrust& trust) {
+// Waits that do not happen before the next one that does.
+std::uint32_t skipped_waits(WaitTrust& trust) {
   std::uint32_t waits = 0;
   while (!trust.begin_wait()) {
     ++waits;
@@ -16,8 +16,8 @@ std::uint32_t sleeping_waits(SpinTrust& trust) {
 
 }  // namespace
 
-TEST_CASE("spin trust: what helps goes on", "[spin_trust]") {
-  SpinTrust trust;
+TEST_CASE("wait trust: what helps goes on", "[wait_trust]") {
+  WaitTrust trust;
   for (int wait = 0; wait < 1000; ++wait) {
     REQUIRE(trust.begin_wait());
     trust.record(true);
@@ -26,31 +26,31 @@ TEST_CASE("spin trust: what helps goes on", "[spin_trust]") {
   }
 }
 
-TEST_CASE("spin trust: what does not help is tried now and then", "[spin_trust]") {
-  SpinTrust trust;
-  for (int wait = 0; wait < SpinTrust::kMost; ++wait) {
+TEST_CASE("wait trust: what does not help is tried now and then", "[wait_trust]") {
+  WaitTrust trust;
+  for (int wait = 0; wait < WaitTrust::kMost; ++wait) {
     REQUIRE(trust.begin_wait());
     trust.record(false);
   }
   for (int trial = 0; trial < 100; ++trial) {
-    REQUIRE(sleeping_waits(trust) == SpinTrust::kWaitsBetweenTrials - 1);
+    REQUIRE(skipped_waits(trust) == WaitTrust::kWaitsBetweenTrials - 1);
     trust.record(false);
   }
 }
 
-TEST_CASE("spin trust: one that helps is enough to go on", "[spin_trust]") {
-  SpinTrust trust;
-  for (int wait = 0; wait < 2 * SpinTrust::kMost; ++wait) {
+TEST_CASE("wait trust: one that helps is enough to go on", "[wait_trust]") {
+  WaitTrust trust;
+  for (int wait = 0; wait < 2 * WaitTrust::kMost; ++wait) {
     trust.record(false);
   }
-  sleeping_waits(trust);
+  skipped_waits(trust);
   trust.record(true);
   REQUIRE(trust.begin_wait());
   trust.record(false);
   REQUIRE_FALSE(trust.begin_wait());
 }
 
-TEST_CASE("a wait spins and gives up, whoever has the core", "[spin_trust]") {
+TEST_CASE("a wait spins and gives up, whoever has the core", "[wait_trust]") {
   for (const bool is_crowded : {false, true}) {
     WaitPolicy policy(is_crowded);
     for (int wait = 0; wait < 100; ++wait) {
