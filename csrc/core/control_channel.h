@@ -18,8 +18,8 @@ namespace horon {
 // end of a peer, and wake(). Who wants to sleep reads it, looks around, and sleeps only as long as
 // it is what it was. So nothing is missed, whenever it happens.
 //
-// Thread safety: events(), sleep(), wake(), poison() and failure() from any thread; everything else
-// belongs to the attendant.
+// Thread safety: events(), sleep(), wake(), give_up_meeting(), given_up_meeting(), poison() and
+// failure() from any thread; everything else belongs to the attendant.
 class ControlChannel {
  public:
   using Bytes = std::vector<std::byte>;
@@ -49,6 +49,12 @@ class ControlChannel {
   // From now on events wake the background thread; with `only_urgent`, messages that are not urgent
   // do not. What came before has to be looked for again.
   virtual void leave_to_background(bool only_urgent) = 0;
+
+  // See Note [Meetings] in named_engine.h. The coordinator waits no longer at this meeting and the
+  // ones before; whoever waits there for it wakes up.
+  virtual void give_up_meeting(std::uint32_t meeting) = 0;
+  // The last one that the coordinator gave up. Cheap.
+  virtual std::uint32_t given_up_meeting() const = 0;
 
   // Somebody has poisoned the channel. Cheap.
   virtual bool is_poisoned() = 0;

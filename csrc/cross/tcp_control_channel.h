@@ -40,6 +40,8 @@ class TcpControlChannel final : public ControlChannel {
   bool spin(std::uint32_t seen) override;
   void attend() override { bell_.attend(); }
   void leave_to_background(bool only_urgent) override { bell_.leave_to_background(only_urgent); }
+  void give_up_meeting(std::uint32_t /*meeting*/) override {}  // nobody meets over a network
+  std::uint32_t given_up_meeting() const override { return 0; }
   bool is_poisoned() override { return is_poisoned_.load(std::memory_order_acquire); }
   std::string failure() override;
   bool has_departed(int rank) override;

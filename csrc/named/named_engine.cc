@@ -40,6 +40,7 @@ NamedEngine::NamedEngine(Parts parts, const NamedOptions& options)
       make_lane_(std::move(parts.make_lane)),
       make_buffer_(std::move(parts.make_buffer)),
       has_spare_cores_(parts.has_spare_cores),
+      may_meet_(parts.may_meet),
       last_look_(Clock::now()),
       last_report_(Clock::now()),
       last_poke_(Clock::now()),

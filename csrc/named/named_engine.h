@@ -8,6 +8,16 @@
 // Agreed batches are carried out in one order over all process sets, the same on all ranks, and a
 // coordinator's decisions have left for all ranks before it carries them out itself.
 //
+// Note [Meetings]
+// Where every rank has one core, on which it computes, a background thread would only take its time
+// away; but a reduction that is put off until somebody waits for it finds the caches full of other
+// things. So a rank that has submitted something large that was just made may *meet* the others: it
+// attends for a short while, in which they come with the same, if they are as far; then all carry
+// it out, and compute on. It spins, because a wake-up takes longer than they usually do. A rank
+// that comes when the coordinator has left again does not wait for it: that would make the last one
+// later still. Ranks count their meetings, so that they know which one that was; a wrong count
+// costs time only.
+//
 // Note [Failure]
 // A mismatch fails one operation. Everything else that goes wrong (a rank died, a transfer failed,
 // somebody aborted) is written into the channel once, with its cause, and fails everything pending
@@ -41,6 +51,7 @@
 
 #include "core/control_channel.h"
 #include "core/function_ref.h"
+#include "core/wait_trust.h"
 #include "named/agreement.h"
 #include "named/announced.h"
 #include "named/batch_executor.h"
@@ -67,6 +78,7 @@ class NamedEngine {
     LaneFactory make_lane;
     BufferFactory make_buffer;
     bool has_spare_cores = true;  // one for the background thread of every rank
+    bool may_meet = false;        // see Note [Meetings]; the same on all ranks
   };
   // Called now and then by a wait that takes long; throws to abandon it.
   using InterruptCheck = const std::function<void()>*;
@@ -93,8 +105,12 @@ class NamedEngine {
   // whose error is set if it failed; null for an unknown handle. Throws what `check_interrupt`
   // throws.
   std::shared_ptr<NamedOperation> wait(std::uint64_t handle, InterruptCheck check_interrupt);
-  // The same for an operation that is done. Null, and nothing happened, if it is not or is unknown,
-  // or if another thread is at the engine just now. Never blocks.
+  // Waits a little for the other ranks to come with the same operation, if it is a large one, and
+  // then carries it out; wait() has to follow. See Note [Meetings]. Throws what `check_interrupt`
+  // throws.
+  void meet(std::uint64_t handle, InterruptCheck check_interrupt);
+  // As wait(), for an operation that is done. Null, and nothing happened, if it is not or is
+  // unknown, or if another thread is at the engine just now. Never blocks.
   std::shared_ptr<NamedOperation> try_wait(std::uint64_t handle);
 
   // Of operations that were not waited for.
@@ -130,6 +146,9 @@ class NamedEngine {
   // rank, few are agreed on early.
   static constexpr std::chrono::microseconds kGatherInTurn{1000};
   static constexpr std::uint64_t kGatherBytesInTurn = std::uint64_t{8} << 20;
+  // Less is in the second-level caches, or too little to be worth the company. More than a bucket
+  // of small gradients.
+  static constexpr std::uint64_t kMeetForBytes = std::uint64_t{2} << 20;
   enum class Attendant : std::uint8_t { kNone, kForeground, kBackground };
 
   // A batch, or a change of the process sets.
@@ -143,10 +162,12 @@ class NamedEngine {
   std::uint64_t enqueue(const Operation& operation, bool will_wait);
   // Attends until is_done() (called with the mutex), or sleeps while another thread does. False
   // when the deadline, if any, passed first.
+  enum class Manner : std::uint8_t { kPatiently, kBriefly };  // briefly: without sleeping
   bool attend_until(FunctionRef<bool()> is_done, const Deadline* deadline,
-                    InterruptCheck check_interrupt);
-  void attend(FunctionRef<bool()> is_done, const Deadline* deadline,
-              InterruptCheck check_interrupt);
+                    InterruptCheck check_interrupt, Manner manner = Manner::kPatiently);
+  void attend(FunctionRef<bool()> is_done, const Deadline* deadline, InterruptCheck check_interrupt,
+              Manner manner);
+  Operation begin_meeting(std::uint64_t handle, std::uint32_t* meeting);
   void leave();
   void hand_on();
   // Whether this thread waits already, in a call that a signal handler has interrupted. Requires
@@ -202,6 +223,7 @@ class NamedEngine {
   const LaneFactory make_lane_;
   const BufferFactory make_buffer_;
   const bool has_spare_cores_;
+  const bool may_meet_;
   Timeline timeline_;
 
   mutable std::mutex mutex_;
@@ -223,11 +245,13 @@ class NamedEngine {
   std::map<int, std::shared_ptr<ProcessSetLane>> lanes_;  // of sets that this rank is in
   Attendant attendant_ = Attendant::kNone;
   std::vector<std::thread::id> waiters_;  // each thread once
-  bool has_device_work_ = false;          // something may be under way on a device
-  bool is_background_called_ = false;     // woken, and not come yet
-  bool sleeps_until_called_ = false;      // the background thread, without a limit
-  bool is_shutting_down_ = false;         // takes nothing more
-  bool is_ending_ = false;                // nobody attends any more
+  std::uint32_t n_meetings_ = 0;
+  WaitTrust meeting_trust_;
+  bool has_device_work_ = false;       // something may be under way on a device
+  bool is_background_called_ = false;  // woken, and not come yet
+  bool sleeps_until_called_ = false;   // the background thread, without a limit
+  bool is_shutting_down_ = false;      // takes nothing more
+  bool is_ending_ = false;             // nobody attends any more
   bool is_shut_down_ = false;
   bool stop_thread_ = false;
   bool wants_goodbye_ = false;

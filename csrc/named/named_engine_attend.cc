@@ -1,5 +1,7 @@
 // NamedEngine: who attends, and when threads sleep. See Note [Attending].
 
+#include <algorithm>
+
 #include "core/error.h"
 #include "core/thread_name.h"
 #include "named/named_engine.h"
@@ -13,10 +15,14 @@ namespace {
 // The background thread with nothing to wait for.
 constexpr std::chrono::hours kForever{24};
 
+std::chrono::nanoseconds at_most(std::chrono::nanoseconds time, const Deadline* deadline) {
+  return deadline == nullptr ? time : std::min(time, deadline->remaining());
+}
+
 }  // namespace
 
 bool NamedEngine::attend_until(FunctionRef<bool()> is_done, const Deadline* deadline,
-                               InterruptCheck check_interrupt) {
+                               InterruptCheck check_interrupt, Manner manner) {
   std::unique_lock lock(mutex_);
   if (is_done()) {
     return true;
@@ -33,7 +39,7 @@ bool NamedEngine::attend_until(FunctionRef<bool()> is_done, const Deadline* dead
       attendant_ = Attendant::kForeground;
       lock.unlock();
       try {
-        attend(is_done, deadline, check_interrupt);
+        attend(is_done, deadline, check_interrupt, manner);
       } catch (...) {
         leave();
         stop_waiting(lock);
@@ -46,7 +52,7 @@ bool NamedEngine::attend_until(FunctionRef<bool()> is_done, const Deadline* dead
     if (attendant_ == Attendant::kBackground) {
       channel_->wake();  // it may only be spinning
     }
-    changed_.wait_for(lock, kLookAround);
+    changed_.wait_for(lock, at_most(kLookAround, deadline));
     if (check_interrupt != nullptr && !is_done()) {
       lock.unlock();
       try {
@@ -74,14 +80,16 @@ void NamedEngine::stop_waiting(std::unique_lock<std::mutex>& lock) {
 
 // On the thread that is the attendant, in the foreground.
 void NamedEngine::attend(FunctionRef<bool()> is_done, const Deadline* deadline,
-                         InterruptCheck check_interrupt) {
+                         InterruptCheck check_interrupt, Manner manner) {
   channel_->attend();
   while (true) {
     const std::uint32_t seen = channel_->events();
     const bool did_something = attend_once(check_interrupt);
     {
       const std::lock_guard lock(mutex_);
-      if (is_done() || is_ending_) {
+      // What is agreed on besides would need the background thread, which would have to wake up.
+      const bool has_more = manner == Manner::kBriefly && !steps_.empty();
+      if ((is_done() && !has_more) || is_ending_) {
         return;
       }
     }
@@ -91,12 +99,66 @@ void NamedEngine::attend(FunctionRef<bool()> is_done, const Deadline* deadline,
     if (deadline != nullptr && deadline->has_passed()) {
       return;
     }
-    channel_->sleep(Sleeper::kForeground, seen, kLookAround);
+    if (manner == Manner::kBriefly) {
+      continue;
+    }
+    channel_->sleep(Sleeper::kForeground, seen, at_most(kLookAround, deadline));
     look_around();
     if (check_interrupt != nullptr) {
       (*check_interrupt)();
     }
   }
+}
+
+void NamedEngine::meet(std::uint64_t handle, InterruptCheck check_interrupt) {
+  std::uint32_t meeting = 0;
+  const Operation operation = begin_meeting(handle, &meeting);
+  if (!operation) {
+    return;
+  }
+  bool is_given_up = false;
+  const auto is_over = [&] {  // with the mutex
+    is_given_up = rank_ != 0 && queue_.empty() && channel_->given_up_meeting() >= meeting;
+    return operation->is_done || is_given_up;
+  };
+  const Deadline deadline = Deadline::after(options_.meeting_patience);
+  attend_until(is_over, &deadline, check_interrupt, Manner::kBriefly);
+  const std::lock_guard lock(mutex_);
+  const bool has_met = operation->is_done;
+  if (has_met || !is_given_up) {
+    meeting_trust_.record(has_met);
+  }
+  if (!has_met && rank_ == 0) {
+    channel_->give_up_meeting(meeting);
+  }
+}
+
+// The operation to meet for; null if it is not large, or this is no time for that.
+NamedEngine::Operation NamedEngine::begin_meeting(std::uint64_t handle, std::uint32_t* meeting) {
+  const std::lock_guard lock(mutex_);
+  const auto found = may_meet_ ? operations_.find(handle) : operations_.end();
+  if (found == operations_.end()) {
+    return nullptr;
+  }
+  const Operation& operation = found->second;
+  std::uint64_t bytes = 0;
+  for (const NamedOperation::Tensor& tensor : operation->tensors) {
+    bytes += tensor.input.bytes;
+  }
+  if (bytes < kMeetForBytes || operation->request->process_set != 0) {
+    return nullptr;
+  }
+  *meeting = ++n_meetings_;  // before what differs from rank to rank
+  if (operation->is_done || is_inside_wait()) {
+    return nullptr;
+  }
+  if (!meeting_trust_.begin_wait(*meeting)) {
+    if (rank_ == 0) {
+      channel_->give_up_meeting(*meeting);
+    }
+    return nullptr;
+  }
+  return operation;
 }
 
 // The attendant in the foreground goes. What came until now has been looked at, so that the

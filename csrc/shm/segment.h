@@ -58,6 +58,8 @@ struct RankWords {
   // Rung when there may be something new in a ring to or from this rank.
   alignas(kCacheLineBytes) std::atomic<std::uint32_t> doorbell;
   std::atomic<std::uint32_t> doorbell_waiters;
+  // Of rank 0; see Note [Meetings] in named_engine.h.
+  std::atomic<std::uint32_t> given_up_meeting;
 };
 
 // One direction between two ranks: a stream of bytes. The positions only grow.

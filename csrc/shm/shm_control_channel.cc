@@ -162,6 +162,19 @@ void ShmControlChannel::leave_to_background(bool only_urgent) {
   own_bell_.leave_to_background(only_urgent);
 }
 
+void ShmControlChannel::give_up_meeting(std::uint32_t meeting) {
+  own_->given_up_meeting.store(meeting, std::memory_order_relaxed);
+  for (int rank = 0; rank < peers_->n_ranks(); ++rank) {
+    if (rank != peers_->rank) {
+      doorbell_of(rank).ring(false);
+    }
+  }
+}
+
+std::uint32_t ShmControlChannel::given_up_meeting() const {
+  return segment_->words(0).given_up_meeting.load(std::memory_order_relaxed);
+}
+
 bool ShmControlChannel::is_poisoned() { return segment_->is_poisoned(); }
 
 std::string ShmControlChannel::failure() {

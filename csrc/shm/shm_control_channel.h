@@ -33,6 +33,8 @@ class ShmControlChannel final : public ControlChannel {
   bool spin(std::uint32_t seen) override;
   void attend() override;
   void leave_to_background(bool only_urgent) override;
+  void give_up_meeting(std::uint32_t meeting) override;
+  std::uint32_t given_up_meeting() const override;
   bool is_poisoned() override;
   std::string failure() override;
   bool has_departed(int rank) override;

@@ -86,6 +86,7 @@ inline std::unique_ptr<NamedEngine> make_engine(Store& store, int rank, int n_ra
   parts.rank = rank;
   parts.n_ranks = n_ranks;
   parts.channel = make_channel(control, store, rank, n_ranks);
+  parts.may_meet = control == ControlKind::kShm;
   parts.make_lane = [&store, rank, make_gpu, before_lane](
                         int id, const std::vector<int>& ranks,
                         const std::function<void()>& look_around) {
