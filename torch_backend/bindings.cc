@@ -12,7 +12,7 @@
 #endif
 #include "ddp_arena_hook.h"
 #include "gradient_allocator.h"
-#include "gradient_hooks.h"
+#include "gradient_bindings.h"
 #include "live_groups.h"
 #include "named_engine_binding.h"
 #include "operator_call.h"
@@ -173,7 +173,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
 #endif
   module.def("has_gpu_parts", &has_gpu_parts);
   bind_named_engine(module);
-  bind_gradient_hooks(module);
+  bind_gradients(module);
   shorten_operator_calls();
   py::class_<GradientPlaces, std::shared_ptr<GradientPlaces>>(module, "GradientPlaces")
       .def("set_lending", &GradientPlaces::set_lending, py::arg("is_lending"));

@@ -10,8 +10,6 @@
 #include <atomic>
 #include <utility>
 
-#include <pybind11/stl.h>
-
 #include "core/error.h"
 
 namespace py = pybind11;
@@ -84,6 +82,7 @@ struct GradientHooks::State {
   std::vector<int> bucket_of;                  // by parameter, as soon as they are laid out
   std::vector<std::optional<Place>> place_of;  // by parameter
   std::vector<int> sizes;                      // by bucket
+  std::vector<SharedBucket> buckets;           // by bucket; null if it goes from Python
   std::vector<int> n_ready;                    // by bucket
   std::vector<c10::Device> devices;            // by parameter
   std::vector<GradientStreams> streams;        // by bucket
@@ -115,7 +114,9 @@ struct GradientHooks::State {
     }
     if (++n_ready[bucket] == sizes[bucket]) {
       if (!is_on_device) {
-        call(callbacks.send, bucket_of[parameter]);
+        if (!buckets[bucket] || !buckets[bucket]->try_send()) {
+          call(callbacks.send, bucket_of[parameter]);
+        }
         return;
       }
       streams[bucket].before_send();
@@ -159,7 +160,8 @@ GradientHooks::~GradientHooks() {
 }
 
 void GradientHooks::set_buckets(const std::vector<int>& bucket_of,
-                                std::vector<std::optional<Place>> place_of) {
+                                std::vector<std::optional<Place>> place_of,
+                                std::vector<SharedBucket> buckets) {
   State& state = *state_;
   const std::size_t n_parameters = state.passes_left.size();
   TORCH_CHECK_VALUE(bucket_of.size() == n_parameters && place_of.size() == n_parameters,
@@ -174,7 +176,10 @@ void GradientHooks::set_buckets(const std::vector<int>& bucket_of,
     sizes.resize(std::max(sizes.size(), static_cast<std::size_t>(bucket) + 1));
     ++sizes[static_cast<std::size_t>(bucket)];
   }
+  TORCH_CHECK_VALUE(buckets.size() == sizes.size(), "horon: expected ", sizes.size(),
+                    " buckets, got ", buckets.size(), ".");
   state.bucket_of = bucket_of;
+  state.buckets = std::move(buckets);
   state.place_of = std::move(place_of);
   state.n_ready.assign(sizes.size(), 0);
   state.streams.assign(sizes.size(), {});
@@ -191,26 +196,5 @@ void GradientHooks::reset(int passes) {
 }
 
 bool GradientHooks::has_gradients() const { return state_->has_gradients; }
-
-void bind_gradient_hooks(py::module_& module) {
-  py::class_<GradientPack, std::shared_ptr<GradientPack>>(module, "GradientPack")
-      .def(py::init<const std::vector<at::Tensor>&, const std::vector<at::Tensor>&>(),
-           py::arg("parameters"), py::arg("views"))
-      .def("view", &GradientPack::view, py::arg("index"))
-      .def("pack", &GradientPack::pack)
-      .def("put_back", &GradientPack::put_back);
-  py::class_<GradientHooks>(module, "GradientHooks")
-      .def(py::init([](const std::vector<at::Tensor>& parameters, int passes, py::function lay_out,
-                       py::function send, py::function refuse) {
-             return std::make_unique<GradientHooks>(
-                 parameters, passes,
-                 GradientHooks::Callbacks{std::move(lay_out), std::move(send), std::move(refuse)});
-           }),
-           py::arg("parameters"), py::arg("passes"), py::arg("lay_out"), py::arg("send"),
-           py::arg("refuse"))
-      .def("set_buckets", &GradientHooks::set_buckets, py::arg("bucket_of"), py::arg("place_of"))
-      .def("reset", &GradientHooks::reset, py::arg("passes"))
-      .def_property_readonly("has_gradients", &GradientHooks::has_gradients);
-}
 
 }  // namespace horon::torch_backend

@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "gradient_bucket.h"
 #include "gradient_pack.h"
 
 namespace horon::torch_backend {
@@ -37,8 +38,13 @@ class GradientHooks {
   // Where a small gradient is moved as soon as it is there: a pack, and its index in it.
   using Place = std::pair<std::shared_ptr<GradientPack>, std::size_t>;
 
-  // The bucket of each parameter, from 0 on, and its place, if it has one.
-  void set_buckets(const std::vector<int>& bucket_of, std::vector<std::optional<Place>> place_of);
+  // What sends a bucket, if not Python; may be null.
+  using SharedBucket = std::shared_ptr<GradientBucket>;
+
+  // The bucket of each parameter, from 0 on, and its place, if it has one; then, by bucket, what
+  // sends it.
+  void set_buckets(const std::vector<int>& bucket_of, std::vector<std::optional<Place>> place_of,
+                   std::vector<SharedBucket> buckets);
   // Begins again, for the next step.
   void reset(int passes);
   // Whether a gradient has come since reset().
@@ -55,7 +61,5 @@ class GradientHooks {
   const std::shared_ptr<State> state_;
   std::vector<Hook> hooks_;
 };
-
-void bind_gradient_hooks(pybind11::module_& module);
 
 }  // namespace horon::torch_backend

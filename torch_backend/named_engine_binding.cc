@@ -5,35 +5,14 @@
 #include <pybind11/chrono.h>
 #include <pybind11/stl.h>
 
-#include <stdexcept>
-
-#include "core/error.h"
-#include "errors.h"
 #include "named_calls.h"
 #include "named_engine_host.h"
+#include "named_errors.h"
 
 namespace py = pybind11;
 
 namespace horon::torch_backend {
 namespace {
-
-// Horovod's name for everything that is not the caller's fault.
-class InternalError : public std::runtime_error {
- public:
-  using std::runtime_error::runtime_error;
-};
-
-// Bad arguments become ValueError, the rest of our errors HorovodInternalError.
-template <typename Call>
-auto translating(const Call& call) {
-  try {
-    return call();
-  } catch (const UsageError&) {
-    rethrow_translated();
-  } catch (const Error& error) {
-    throw InternalError(error.what());
-  }
-}
 
 NamedGlooMaker wrap(py::function function) {
   // Shared: the function must be released with the GIL held, wherever the last copy dies.
@@ -56,7 +35,7 @@ std::shared_ptr<NamedEngineHost> make(const c10::intrusive_ptr<c10d::Store>& sto
                                       py::function make_gloo) {
   const NamedGlooMaker maker = wrap(std::move(make_gloo));
   const py::gil_scoped_release no_gil;
-  return translating([&] {
+  return translating_named([&] {
     return std::shared_ptr<NamedEngineHost>(
         new NamedEngineHost(store, rank, size, timeout, maker), [](NamedEngineHost* dying) {
           if (Py_IsInitialized() != 0 && PyGILState_Check() != 0) {
@@ -85,7 +64,7 @@ void bind_named_engine(py::module_& module) {
           [](Host& self, const TensorList& tensors, const TensorList& outputs, const Names& names,
              int op, double prescale, double postscale, int set, int priority,
              bool will_wait_later) {
-            return translating([&] {
+            return translating_named([&] {
               return self.submit(named_allreduce(self.view(set), tensors, outputs, names,
                                                  {op, prescale, postscale, priority}),
                                  will_wait_later && !self.has_spare_cores());
@@ -97,7 +76,7 @@ void bind_named_engine(py::module_& module) {
       .def(
           "allgather",
           [](Host& self, const TensorList& tensors, const Names& names, int set) {
-            return translating([&] {
+            return translating_named([&] {
               return self.submit(named_allgather(self.view(set), tensors, names), false);
             });
           },
@@ -106,7 +85,7 @@ void bind_named_engine(py::module_& module) {
           "broadcast",
           [](Host& self, const at::Tensor& tensor, const at::Tensor& output, int root,
              const std::string& name, int set) {
-            return translating([&] {
+            return translating_named([&] {
               return self.submit(named_broadcast(self.view(set), tensor, output, root, name),
                                  false);
             });
@@ -118,7 +97,7 @@ void bind_named_engine(py::module_& module) {
           [](Host& self, const at::Tensor& tensor,
              const std::optional<std::vector<std::int64_t>>& splits, const std::string& name,
              int set) {
-            return translating([&] {
+            return translating_named([&] {
               return self.submit(named_alltoall(self.view(set), tensor, splits, name), false);
             });
           },
@@ -127,7 +106,7 @@ void bind_named_engine(py::module_& module) {
           "reducescatter",
           [](Host& self, const TensorList& tensors, const Names& names, int op, double prescale,
              double postscale, int set) {
-            return translating([&] {
+            return translating_named([&] {
               return self.submit(
                   named_reducescatter(self.view(set), tensors, names, {op, prescale, postscale, 0}),
                   false);
@@ -137,66 +116,76 @@ void bind_named_engine(py::module_& module) {
           py::arg("postscale"), py::arg("process_set"), NoGil())
       .def(
           "join",
-          [](Host& self, int device) { return translating([&] { return self.join(device); }); },
+          [](Host& self, int device) {
+            return translating_named([&] { return self.join(device); });
+          },
           py::arg("device") = 0, NoGil())
       .def(
           "barrier",
-          [](Host& self, int set) { return translating([&] { return self.barrier(set); }); },
+          [](Host& self, int set) { return translating_named([&] { return self.barrier(set); }); },
           py::arg("process_set"), NoGil())
       .def(
           "poll",
           [](Host& self, std::uint64_t handle) {
-            return translating([&] { return self.poll(handle); });
+            return translating_named([&] { return self.poll(handle); });
           },
           py::arg("handle"), NoGil())
       .def(
           "wait",
           [](Host& self, std::uint64_t handle) {
-            return translating([&] { return self.wait(handle); });
+            return translating_named([&] { return self.wait(handle); });
           },
+          py::arg("handle"), NoGil())
+      .def(
+          "meet",
+          [](Host& self, std::uint64_t handle) { translating_named([&] { self.meet(handle); }); },
           py::arg("handle"), NoGil())
       .def(
           "add_process_set",
           [](Host& self, std::vector<int> ranks) {
-            return translating([&] { return self.add_process_set(std::move(ranks)); });
+            return translating_named([&] { return self.add_process_set(std::move(ranks)); });
           },
           py::arg("ranks"), NoGil())
       .def(
           "remove_process_set",
           [](Host& self, int id) {
-            return translating([&] { return self.remove_process_set(id); });
+            return translating_named([&] { return self.remove_process_set(id); });
           },
           py::arg("id"), NoGil())
       .def(
           "process_set_ranks",
-          [](Host& self, int id) { return translating([&] { return self.view(id).ranks; }); },
+          [](Host& self, int id) { return translating_named([&] { return self.view(id).ranks; }); },
           py::arg("id"), NoGil())
       .def(
           "process_sets",
-          [](Host& self) { return translating([&] { return self.engine().process_sets(); }); },
+          [](Host& self) {
+            return translating_named([&] { return self.engine().process_sets(); });
+          },
           NoGil())
       .def(
           "start_timeline",
           [](Host& self, const std::string& path, bool mark_cycles) {
-            translating([&] { self.start_timeline(path, mark_cycles); });
+            translating_named([&] { self.start_timeline(path, mark_cycles); });
           },
           py::arg("path"), py::arg("mark_cycles") = false, NoGil())
       .def(
           "stop_timeline",
-          [](Host& self) { translating([&] { self.engine().timeline().stop(); }); }, NoGil())
+          [](Host& self) { translating_named([&] { self.engine().timeline().stop(); }); }, NoGil())
       .def(
-          "shutdown", [](Host& self) { translating([&] { self.engine().shutdown(); }); }, NoGil())
+          "shutdown", [](Host& self) { translating_named([&] { self.engine().shutdown(); }); },
+          NoGil())
       .def(
           "abort",
           [](Host& self, const std::string& reason) {
-            translating([&] { self.engine().abort(reason); });
+            translating_named([&] { self.engine().abort(reason); });
           },
           py::arg("reason"), NoGil())
       .def("calls",
            [](const std::shared_ptr<Host>& self) { return make_named_calls(self, internal_error); })
       .def(
           "handles",
-          [](Host& self) { return translating([&] { return self.engine().handles(); }); }, NoGil())
+          [](Host& self) { return translating_named([&] { return self.engine().handles(); }); },
+          NoGil())
       .def_property_readonly("is_running", [](Host& self) { return self.engine().is_running(); });
 }
 

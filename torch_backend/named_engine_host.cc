@@ -70,23 +70,25 @@ std::shared_ptr<std::byte> make_buffer(std::size_t bytes) {
 struct Control {
   std::unique_ptr<ControlChannel> channel;
   bool has_spare_cores = false;
+  bool may_meet = false;
 };
 
 // Through memory where all ranks share it, else over TCP.
-Control meet(const c10::intrusive_ptr<c10d::Store>& store, const GroupIdentity& identity,
-             const Options& options, const NamedOptions& named) {
+Control open_control(const c10::intrusive_ptr<c10d::Store>& store, const GroupIdentity& identity,
+                     const Options& options, const NamedOptions& named) {
   StoreAdapter adapter(with_prefix("named/control", store));
   const WaitContext context{Deadline::after(named.timeout), interrupt_check()};
   if (auto shared =
           rendezvous(adapter, identity, ShmControlChannel::options(options), context.deadline)) {
     const bool has_spare_cores = shared->peers.has_spare_cores;
-    return {std::make_unique<ShmControlChannel>(std::move(shared)), has_spare_cores};
+    const bool may_meet = !has_spare_cores && !shared->peers.is_crowded;
+    return {std::make_unique<ShmControlChannel>(std::move(shared)), has_spare_cores, may_meet};
   }
   auto peers =
       meet_coordinator(adapter, identity.rank, identity.n_ranks, named.interfaces, context);
   // Time spent waiting for a network is there to be used, however many cores there are.
   return {std::make_unique<TcpControlChannel>(identity.rank, identity.n_ranks, std::move(peers)),
-          true};
+          true, false};
 }
 
 // Throws the operation's error.
@@ -124,11 +126,12 @@ NamedEngineHost::NamedEngineHost(const c10::intrusive_ptr<c10d::Store>& store, i
   NamedEngine::Parts parts;
   parts.rank = rank;
   parts.n_ranks = size;
-  Control control = meet(store, identity, options, named);
+  Control control = open_control(store, identity, options, named);
   has_spare_cores_ = control.has_spare_cores;
   parts.channel = std::move(control.channel);
   parts.make_buffer = make_buffer;
   parts.has_spare_cores = has_spare_cores_;
+  parts.may_meet = control.may_meet;
   parts.make_lane =
       [store, rank, options, timeout, cuda = cuda_, make_gloo = std::move(make_gloo)](
           int id, const std::vector<int>& ranks,
@@ -211,6 +214,13 @@ OperationPtr NamedEngineHost::take(std::uint64_t handle) {
   stay_if_process_exits();
   interrupts.rethrow();
   return with_success(std::move(done));
+}
+
+void NamedEngineHost::meet(std::uint64_t handle) {
+  const InterruptScope interrupts;
+  engine().meet(handle, interrupt_check());
+  stay_if_process_exits();
+  interrupts.rethrow();
 }
 
 OperationPtr NamedEngineHost::try_take(std::uint64_t handle) {

@@ -40,7 +40,9 @@ class NamedEngineHost {
   // Blocks until it is done, and forgets the handle; null for one that is unknown. Throws the
   // operation's error.
   OperationPtr take(std::uint64_t handle);
-  // The same for one that is done. Null, and nothing happened, if it is not, or is unknown, or if
+  // Waits a little for the other ranks, where that is worth it; see NamedEngine::meet.
+  void meet(std::uint64_t handle);
+  // As take(), for one that is done. Null, and nothing happened, if it is not, or is unknown, or if
   // another thread is at the engine just now. Never blocks; the GIL may be held.
   OperationPtr try_take(std::uint64_t handle);
   // Its results. Throws UsageError for an unknown handle.

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
+from typing import Any, overload
 
 import torch
 
@@ -71,6 +71,59 @@ class GradientPack:
     def put_back(self) -> None:
         """Makes each view its parameter's gradient again, or a copy where that has another dtype or device now."""
 
+class GradientBucket:
+    """Gradients that go out together, uncompressed, from C++.
+
+    Args:
+        name: For all of it.
+        op: As in NamedEngine.allreduce, as are ``prescale``, ``postscale``, ``process_set`` and ``priority``.
+        parameter: On the CPU; its gradient is the bucket.
+        strides: Of that gradient, the same on all ranks. One with others goes out from Python.
+        pack: Whose gradients are the bucket, in ``buffer``: contiguous, on the CPU.
+    """
+
+    @overload
+    def __init__(
+        self,
+        name: str,
+        op: int,
+        prescale: float,
+        postscale: float,
+        process_set: int,
+        priority: int,
+        *,
+        parameter: torch.Tensor,
+        strides: list[int],
+    ) -> None: ...
+    @overload
+    def __init__(
+        self,
+        name: str,
+        op: int,
+        prescale: float,
+        postscale: float,
+        process_set: int,
+        priority: int,
+        *,
+        pack: GradientPack,
+        buffer: torch.Tensor,
+    ) -> None: ...
+    def set_engine(self, engine: NamedEngine) -> None: ...
+    def try_send(self) -> bool:
+        """Sends it, and meets the other ranks for it as NamedEngine.meet; False if it has to go out from Python."""
+
+    @property
+    def is_out(self) -> bool: ...
+    def receive(self) -> None:
+        """Blocks until it is reduced, and makes the reduced gradients the parameters'; requires ``is_out``.
+
+        Raises:
+            HorovodInternalError: Ranks disagree, or one is gone.
+        """
+
+    def reset(self) -> None:
+        """Forgets what is out."""
+
 class GradientHooks:
     """Counts the gradients of parameters as backward passes make them; takes its hooks off when it dies.
 
@@ -90,8 +143,17 @@ class GradientHooks:
         send: Callable[[int], None],
         refuse: Callable[[], None],
     ) -> None: ...
-    def set_buckets(self, bucket_of: list[int], place_of: list[tuple[GradientPack, int] | None]) -> None:
-        """Sets each parameter's bucket, and the pack into which its gradient is moved as soon as it is there."""
+    def set_buckets(
+        self,
+        bucket_of: list[int],
+        place_of: list[tuple[GradientPack, int] | None],
+        buckets: list[GradientBucket | None],
+    ) -> None:
+        """Sets each parameter's bucket, and the pack into which its gradient is moved as soon as it is there.
+
+        Args:
+            buckets: By number: what sends it; None where ``send`` does.
+        """
 
     def reset(self, passes: int) -> None: ...
     @property
@@ -159,6 +221,12 @@ class NamedEngine:
 
     def barrier(self, process_set: int) -> int: ...
     def poll(self, handle: int) -> bool: ...
+    def meet(self, handle: int) -> None:
+        """Waits up to a millisecond for the other ranks to come with the same operation, and carries it out.
+
+        Only for large ones (2 MiB), where each rank has one core of one host, as long as that pays; ``wait`` follows.
+        """
+
     def wait(self, handle: int) -> list[torch.Tensor]:
         """Blocks and returns the outputs: ``[output, received_splits]`` of an alltoall, one int of a join.
 

@@ -49,6 +49,11 @@ class Part(Protocol):
     def unpack(self) -> None:
         """Makes the reduced tensor the parameters' gradients. See Note [Gradients that are replaced]."""
 
+    def native(
+        self, name: str, op: int, prescale: float, postscale: float, process_set: int, priority: int
+    ) -> _C.GradientBucket:
+        """What sends it from C++, uncompressed, if it is on the CPU and there is nothing more to do."""
+
 
 # Note [Gradients that are replaced]
 # A script may give a parameter another .grad, or none, between backward() and step(), when the old one is on its way or
@@ -174,6 +179,13 @@ class Packed:
             self._sent.copy_(self._buffer)
         return self._sent
 
+    def native(
+        self, name: str, op: int, prescale: float, postscale: float, process_set: int, priority: int
+    ) -> _C.GradientBucket:
+        return _C.GradientBucket(
+            name, op, prescale, postscale, process_set, priority, pack=self.pack_of_gradients, buffer=self._buffer
+        )
+
     def _pack_sparse(self, index: int, gradient: torch.Tensor) -> None:
         view = self.pack_of_gradients.view(index)
         if self._sparse_as_dense:
@@ -250,6 +262,20 @@ class Direct:
         elif self._slot.parameter.grad is not gradient:
             self._slot.parameter.grad = gradient
         self._gradient = self._sent = self._ctx = None
+
+    def native(
+        self, name: str, op: int, prescale: float, postscale: float, process_set: int, priority: int
+    ) -> _C.GradientBucket:
+        return _C.GradientBucket(
+            name,
+            op,
+            prescale,
+            postscale,
+            process_set,
+            priority,
+            parameter=self._slot.parameter,
+            strides=list(self._strides),
+        )
 
     def view(self) -> torch.Tensor:
         """Its place in the arena, made when first asked for."""

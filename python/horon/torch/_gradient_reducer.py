@@ -29,7 +29,7 @@ from horon.torch._gradient_parts import (
     works_by_element,
 )
 from horon.torch._issue import id_of
-from horon.torch.compression import Compressor
+from horon.torch.compression import Compressor, NoneCompressor
 
 # A gradient of at least so many bytes goes by itself, from where autograd put it.
 _DIRECT_BYTES = 256 * 1024
@@ -58,6 +58,12 @@ class ReductionOptions:
     sparse_as_dense: bool
     process_set: ProcessSet
 
+    @property
+    def factors(self) -> tuple[float, float]:
+        """What gradients are multiplied by before and after the reduction."""
+        factor = self.gradient_predivide_factor if self.op == Average else 1.0
+        return 1.0 / factor, factor
+
 
 @dataclass(eq=False)
 class _Bucket:
@@ -66,12 +72,20 @@ class _Bucket:
     parts: list[Part]
     names: list[str]
     priority: int
+    native: _C.GradientBucket | None = None
+    """Sends it from C++, where there is nothing more to do than that; see Note [Sent without Python] there."""
     handle: int | None = None
     sparse: list[tuple[Slot, Callable[[], torch.Tensor]]] = field(default_factory=list)
 
     @property
     def is_out(self) -> bool:
-        return self.handle is not None or bool(self.sparse)
+        return self.handle is not None or bool(self.sparse) or (self.native is not None and self.native.is_out)
+
+    def forget(self) -> None:
+        self.handle = None
+        self.sparse.clear()
+        if self.native is not None:
+            self.native.reset()
 
 
 class GradientReducer:
@@ -124,8 +138,7 @@ class GradientReducer:
         self._comparison = None
         self._hooks.reset(self.passes)
         for bucket in self._buckets or ():
-            bucket.handle = None
-            bucket.sparse.clear()
+            bucket.forget()
 
     def synchronize(self) -> None:
         """Sends what has not gone out, and blocks until all gradients are reduced.
@@ -186,26 +199,31 @@ class GradientReducer:
 
     @torch.no_grad()
     def _send(self, bucket: _Bucket) -> None:
+        engine = default_context.engine
+        if bucket.native is not None:
+            bucket.native.set_engine(engine)
+            if bucket.native.try_send():
+                return
         options = self._options
         if not options.sparse_as_dense:
             self._send_sparse(bucket)
             if bucket.sparse and len(bucket.parts) == 1 and isinstance(bucket.parts[0], Direct):
                 return
         tensors = [part.pack() for part in bucket.parts]
-        factor = options.gradient_predivide_factor if options.op == Average else 1.0
-        number = id_of(options.process_set)
-        bucket.handle = default_context.engine.allreduce(
+        is_on_cpu = tensors[0].is_cpu
+        bucket.handle = engine.allreduce(
             tensors,
             tensors,
             bucket.names,
             options.op,
-            1.0 / factor,
-            factor,
-            number,
+            *options.factors,
+            id_of(options.process_set),
             bucket.priority,
             # On the CPU the reduction may be left to whoever waits; a GPU works on it meanwhile.
-            will_wait_later=tensors[0].is_cpu,
+            will_wait_later=is_on_cpu,
         )
+        if is_on_cpu:
+            engine.meet(bucket.handle)
 
     def _send_sparse(self, bucket: _Bucket) -> None:
         for part in bucket.parts:
@@ -218,7 +236,9 @@ class GradientReducer:
 
     @torch.no_grad()
     def _receive(self, bucket: _Bucket) -> None:
-        if bucket.handle is not None:
+        if bucket.native is not None and bucket.native.is_out:
+            bucket.native.receive()
+        elif bucket.handle is not None:
             default_context.engine.wait(bucket.handle)
             for part in bucket.parts:
                 part.unpack()
@@ -250,8 +270,25 @@ class GradientReducer:
             if isinstance(part, Packed)
             for index, slot in enumerate(part.slots)
         }
-        self._hooks.set_buckets([number_of[slot] for slot in self._slots], [place_of.get(slot) for slot in self._slots])
+        for bucket in self._buckets:
+            bucket.native = self._native(bucket)
+        self._hooks.set_buckets(
+            [number_of[slot] for slot in self._slots],
+            [place_of.get(slot) for slot in self._slots],
+            [bucket.native for bucket in self._buckets],
+        )
         self._start_comparison()
+
+    def _native(self, bucket: _Bucket) -> _C.GradientBucket | None:
+        """What sends a bucket from C++; None where it always needs Python."""
+        options = self._options
+        part = bucket.parts[0]
+        if len(bucket.parts) > 1 or options.compression is not NoneCompressor or not part.slots[0].parameter.is_cpu:
+            return None
+        order = (bucket.names[0], options.op, *options.factors, id_of(options.process_set), bucket.priority)
+        native = part.native(*order)
+        native.set_engine(default_context.engine)
+        return native
 
     def _slots_of_buckets(self) -> list[list[Slot]]:
         """Which parameters go together: the user's groups, else by size, dtype and the order of the backward pass."""

@@ -1,0 +1,170 @@
+"""Gradients that DistributedOptimizer sends from C++: large ones, for which ranks meet, and what needs Python."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from harness import on_gloo, run_ranks
+from horovod_session import horovod
+from torch import nn
+
+pytestmark = pytest.mark.skipif(on_gloo(), reason="horon's own")
+
+WIDTH = 1024  # a weight has 4 MiB
+
+
+def _model(dtype: torch.dtype = torch.float32) -> nn.Sequential:
+    torch.manual_seed(5)
+    return nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 2)).to(dtype)
+
+
+def _loss(model: nn.Module, step: int, rank: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(10 * step + rank)
+    dtype = next(model.parameters()).dtype
+    return model(torch.randn(4, WIDTH, generator=generator).to(dtype)).square().mean()
+
+
+def _expected(model: nn.Module, step: int, size: int) -> list[torch.Tensor]:
+    """The average of all ranks' gradients."""
+    parameters = list(model.parameters())
+    everyones = [torch.autograd.grad(_loss(model, step, rank), parameters) for rank in range(size)]
+    return [torch.stack(gradients).mean(dim=0) for gradients in zip(*everyones, strict=True)]
+
+
+def _check_step(hvd: Any, model: nn.Module, optimizer: Any, step: int) -> None:
+    expected = _expected(model, step, hvd.size())
+    optimizer.zero_grad()
+    _loss(model, step, hvd.rank()).backward()
+    optimizer.synchronize()
+    for parameter, mean in zip(model.parameters(), expected, strict=True):
+        torch.testing.assert_close(parameter.grad, mean)
+    with optimizer.skip_synchronize():
+        optimizer.step()
+
+
+def _wrap(hvd: Any, model: nn.Module, **arguments: Any) -> Any:
+    sgd = torch.optim.SGD(model.parameters(), lr=0.01)
+    return hvd.DistributedOptimizer(sgd, named_parameters=model.named_parameters(), **arguments)
+
+
+def _follows(rank: int, size: int, dtype: torch.dtype, lateness: float) -> None:
+    with horovod() as hvd:
+        model = _model(dtype)
+        optimizer = _wrap(hvd, model)
+        for step in range(12):
+            if rank == step % size:
+                time.sleep(lateness)
+            _check_step(hvd, model, optimizer, step)
+
+
+@pytest.mark.parametrize("lateness", [0.0, 0.003])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_large_gradients(size: int, dtype: torch.dtype, lateness: float) -> None:
+    run_ranks(_follows, size, dtype, lateness)
+
+
+def _other_orders(rank: int, size: int) -> None:
+    """Two models whose backward passes come in another order on each rank: nobody meets, and nobody waits for ever."""
+    with horovod() as hvd:
+        models = [_model() for _ in range(2)]
+        optimizers = [
+            hvd.DistributedOptimizer(
+                torch.optim.SGD(model.parameters(), lr=0.01),
+                named_parameters=[(f"{i}.{name}", parameter) for name, parameter in model.named_parameters()],
+            )
+            for i, model in enumerate(models)
+        ]
+        for step in range(12):
+            for optimizer in optimizers:
+                optimizer.zero_grad()
+            for i in (0, 1) if rank == 0 else (1, 0):
+                _loss(models[i], step, rank).backward()
+            for optimizer in optimizers:
+                optimizer.step()
+        for model in models:
+            flat = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+            everyones = hvd.allgather(flat.unsqueeze(0))
+            assert all(torch.equal(everyones[0], one) for one in everyones)
+
+
+def test_ranks_with_other_orders() -> None:
+    run_ranks(_other_orders, 2)
+
+
+def _again(rank: int, size: int) -> None:
+    import horon.torch as hvd
+
+    model = _model()
+    hvd.init()
+    optimizer = _wrap(hvd, model)
+    for step in range(6):
+        if step in (2, 4):
+            hvd.shutdown()
+            hvd.init()
+        _check_step(hvd, model, optimizer, step)
+    hvd.shutdown()
+
+
+def test_an_optimizer_outlives_its_engine() -> None:
+    run_ranks(_again, 2)
+
+
+def _in_flight(rank: int, size: int) -> None:
+    """A name that the script uses itself just now is an error of backward(), of Horovod's type."""
+    with horovod() as hvd:
+        model = _model()
+        optimizer = _wrap(hvd, model)
+        _check_step(hvd, model, optimizer, 0)
+        optimizer.zero_grad()
+        if rank == 0:
+            handle = hvd.allreduce_async_(torch.ones(3), name="0.weight")
+            with pytest.raises(ValueError, match=r"same name as another tensor .*allreduce\.0\.weight"):
+                _loss(model, 1, rank).backward()
+        dist.barrier()
+        if rank == 1:
+            handle = hvd.allreduce_async_(torch.ones(3), name="0.weight")
+        hvd.synchronize(handle)
+        if rank == 1:
+            _loss(model, 1, rank).backward()
+        optimizer.synchronize()  # waits for what was sent, and sends what was not
+        _check_step(hvd, model, optimizer, 2)
+
+
+def test_a_name_in_flight() -> None:
+    run_ranks(_in_flight, 2)
+
+
+def _shut_down(rank: int, size: int) -> None:
+    import horon.torch as hvd
+    from horon.common.exceptions import HorovodInternalError
+
+    hvd.init()
+    model = _model()
+    optimizer = _wrap(hvd, model)
+    _check_step(hvd, model, optimizer, 0)
+    _loss(model, 1, rank).backward()
+    hvd.shutdown()
+    with contextlib.suppress(ValueError, HorovodInternalError):
+        optimizer.step()  # what was reduced before the shutdown is there
+
+
+def test_shutdown_before_the_step_keeps_nobody() -> None:
+    run_ranks(_shut_down, 2)
+
+
+def _predivided(rank: int, size: int) -> None:
+    with horovod() as hvd:
+        model = _model()
+        optimizer = _wrap(hvd, model, gradient_predivide_factor=2.0)
+        for step in range(3):
+            _check_step(hvd, model, optimizer, step)
+
+
+def test_predivide_factor() -> None:
+    run_ranks(_predivided, 2)

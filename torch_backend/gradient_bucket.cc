@@ -1,0 +1,91 @@
+#include "gradient_bucket.h"
+
+#include <ATen/core/grad_mode.h>
+
+#include <utility>
+
+#include "core/error.h"
+
+namespace horon::torch_backend {
+namespace {
+
+// Whether a gradient lies in memory as expected, so that its elements are in the same order on all
+// ranks.
+bool lies_as_expected(const at::Tensor& gradient, const at::Tensor& parameter,
+                      at::IntArrayRef strides) {
+  return gradient.layout() == c10::kStrided && gradient.is_cpu() && !gradient.requires_grad() &&
+         !gradient.is_neg() && !gradient.is_conj() && gradient.sizes() == parameter.sizes() &&
+         gradient.strides() == strides && gradient.is_non_overlapping_and_dense();
+}
+
+at::Tensor flattened(const at::Tensor& gradient) {
+  return gradient.as_strided({gradient.numel()}, {1});
+}
+
+}  // namespace
+
+GradientBucket::GradientBucket(Order order, at::Tensor parameter, std::vector<std::int64_t> strides)
+    : order_(std::move(order)), parameter_(std::move(parameter)), strides_(std::move(strides)) {}
+
+GradientBucket::GradientBucket(Order order, std::shared_ptr<GradientPack> pack, at::Tensor buffer)
+    : order_(std::move(order)), pack_(std::move(pack)), buffer_(std::move(buffer)) {}
+
+bool GradientBucket::try_send() {
+  std::shared_ptr<NamedEngineHost> host = host_.lock();
+  if (!host) {
+    return false;
+  }
+  try {
+    if (!host->engine().is_running()) {
+      return false;
+    }
+    const at::NoGradGuard no_grad;
+    const at::Tensor tensor = tensor_to_send();
+    if (!tensor.defined()) {
+      return false;
+    }
+    const OperationPtr operation =
+        host->make_allreduce(order_.process_set, tensor, tensor, order_.name, order_.how);
+    const std::uint64_t handle = host->submit(operation, !host->has_spare_cores());
+    out_ = {std::move(host), handle, pack_ ? at::Tensor() : parameter_.grad(), tensor};
+  } catch (const UsageError&) {
+    return false;
+  }
+  out_->host->meet(out_->handle);
+  return true;
+}
+
+at::Tensor GradientBucket::tensor_to_send() {
+  if (pack_) {
+    return pack_->pack().empty() ? buffer_ : at::Tensor();
+  }
+  const at::Tensor& gradient = parameter_.grad();
+  const bool is_easy = gradient.defined() && lies_as_expected(gradient, parameter_, strides_);
+  return is_easy ? flattened(gradient) : at::Tensor();
+}
+
+void GradientBucket::receive() {
+  HORON_CHECK(out_.has_value(), "'", order_.name, "' is not out");
+  const Out out = *std::exchange(out_, std::nullopt);
+  out.host->wait(out.handle);
+  put_back(out);
+}
+
+void GradientBucket::put_back(const Out& out) {
+  if (pack_) {
+    pack_->put_back();
+    return;
+  }
+  const at::NoGradGuard no_grad;
+  // See Note [Gradients that have moved] in python/horon/torch/_gradient_parts.py.
+  if (out.gradient.scalar_type() != out.sent.scalar_type() || !out.gradient.is_cpu() ||
+      out.gradient.const_data_ptr() != out.sent.const_data_ptr()) {
+    out.gradient.copy_(out.sent.as_strided(out.gradient.sizes(), strides_));
+  }
+  at::Tensor& current = parameter_.mutable_grad();
+  if (!current.is_same(out.gradient)) {
+    current = out.gradient;
+  }
+}
+
+}  // namespace horon::torch_backend

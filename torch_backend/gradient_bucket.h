@@ -1,0 +1,72 @@
+// Gradients that go out together, just as they are, sent from C++ as soon as the last one is there.
+//
+// Note [Sent without Python]
+// After the kernels of a backward pass the caches hold nothing of the interpreter: sending a bucket
+// from Python took 80 us there. Python sends what needs more than a few checks: gradients that are
+// missing, sparse, compressed or in a group of the user's.
+#pragma once
+
+#include <ATen/ATen.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "gradient_pack.h"
+#include "named_engine_host.h"
+
+namespace horon::torch_backend {
+
+// Thread safety: one thread at a time, with the GIL or without.
+class GradientBucket {
+ public:
+  // What all ranks call it, and what is to be done with it.
+  struct Order {
+    std::string name;
+    Reduced how;
+    int process_set = 0;
+  };
+
+  // The gradient of one parameter on the CPU, where autograd has put it, if with these strides, the
+  // same on all ranks.
+  GradientBucket(Order order, at::Tensor parameter, std::vector<std::int64_t> strides);
+  // Several, packed into `buffer`, which is contiguous and on the CPU.
+  GradientBucket(Order order, std::shared_ptr<GradientPack> pack, at::Tensor buffer);
+
+  // The engine of now; the one of before may have been shut down.
+  void set_engine(const std::shared_ptr<NamedEngineHost>& host) { host_ = host; }
+
+  // Sends it, and meets the other ranks for it where that is worth it. False if it has to go from
+  // Python, whose errors say why. See Note [Sent without Python].
+  bool try_send();
+  bool is_out() const { return out_.has_value(); }
+  // Requires is_out(). Blocks until it is reduced, and makes the reduced gradients the parameters',
+  // whatever has become of these meanwhile. Throws the operation's error.
+  void receive();
+  // Forgets what is out.
+  void reset() { out_.reset(); }
+
+ private:
+  struct Out {
+    std::shared_ptr<NamedEngineHost> host;
+    std::uint64_t handle = 0;
+    at::Tensor gradient;  // of one parameter
+    at::Tensor sent;      // its memory of then
+  };
+
+  // What to reduce, or undefined.
+  at::Tensor tensor_to_send();
+  void put_back(const Out& out);
+
+  const Order order_;
+  const at::Tensor parameter_;  // of one gradient
+  const std::vector<std::int64_t> strides_;
+  const std::shared_ptr<GradientPack> pack_;  // of several
+  const at::Tensor buffer_;
+  std::weak_ptr<NamedEngineHost> host_;  // which ends with shutdown(), not with the optimizer
+  std::optional<Out> out_;
+};
+
+}  // namespace horon::torch_backend
