@@ -17,6 +17,12 @@ namespace {
 // into the other tensors.
 constexpr std::size_t kBlockBytes = 16384;
 
+// Tensors that have just been written from their beginning to their end, and are together larger
+// than the caches, are found there from the end on: going the same way again would push out each
+// part just before its turn. Not so finely that the hardware could not look ahead.
+constexpr std::size_t kLargerThanCaches = std::size_t{24} << 20;
+constexpr std::size_t kStretchBytes = std::size_t{1} << 20;
+
 bool overlap(const ConstSpan& a, const Span& b) {
   return a.bytes > 0 && b.bytes > 0 && a.data < b.data + b.bytes && b.data < a.data + a.bytes;
 }
@@ -84,6 +90,19 @@ class WholeTensors {
   void reduce_part(std::uint64_t begin, std::uint64_t end, const double* factors,
                    SharedStore& store) const {
     const std::size_t element = request_.element_bytes;
+    const bool is_large = request_.count * element * tensors_.size() > kLargerThanCaches;
+    const std::uint64_t most = is_large ? kStretchBytes / element : end - begin;
+    while (begin < end) {
+      const std::uint64_t start = begin + (end - begin - 1) / most * most;
+      reduce_stretch(start, end, factors, store);
+      end = start;
+    }
+  }
+
+ private:
+  void reduce_stretch(std::uint64_t begin, std::uint64_t end, const double* factors,
+                      SharedStore& store) const {
+    const std::size_t element = request_.element_bytes;
     InlineVector<const void*, 16> sources;
     sources.resize(tensors_.size(), nullptr);
     const std::uint64_t block = kBlockBytes / element;
@@ -101,7 +120,6 @@ class WholeTensors {
     }
   }
 
- private:
   const Request& request_;
   InlineVector<std::byte*, 16> tensors_;
   InlineVector<std::byte*, 16> targets_;

@@ -175,6 +175,20 @@ TEST_CASE("arena: sizes around every block and slice") {
   }
 }
 
+TEST_CASE("arena: tensors that are together larger than the caches") {
+  for (const int n : {2, 3}) {
+    const Transports transports = make_with_arena<always>(n);
+    require_no_errors(run_ranks(n, [&](int rank) {
+      const std::uint64_t least =
+          (std::uint64_t{24} << 20) / sizeof(float) / static_cast<std::uint64_t>(n);
+      for (const std::uint64_t more : {0, 1, 17, 262144, 262147}) {
+        run_and_check(*transports.by_rank[static_cast<std::size_t>(rank)],
+                      all_reduce_plan(n, least + more), rank);
+      }
+    }));
+  }
+}
+
 TEST_CASE("arena: nothing goes through the buffers") {
   constexpr int kRanks = 3;
   const std::vector<ArenaAccess> access = make_arenas(kRanks);
