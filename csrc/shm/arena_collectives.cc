@@ -6,6 +6,7 @@
 
 #include "core/published_stream.h"
 #include "reduce/reduce.h"
+#include "shm/from_the_end.h"
 #include "shm/line_copies.h"
 #include "shm/rank_slice.h"
 #include "shm/segment.h"
@@ -17,10 +18,7 @@ namespace {
 // into the other tensors.
 constexpr std::size_t kBlockBytes = 16384;
 
-// Tensors that have just been written from their beginning to their end, and are together larger
-// than the caches, are found there from the end on: going the same way again would push out each
-// part just before its turn. Not so finely that the hardware could not look ahead.
-constexpr std::size_t kLargerThanCaches = std::size_t{24} << 20;
+// See Note [From the end].
 constexpr std::size_t kStretchBytes = std::size_t{1} << 20;
 
 bool overlap(const ConstSpan& a, const Span& b) {
@@ -90,8 +88,9 @@ class WholeTensors {
   void reduce_part(std::uint64_t begin, std::uint64_t end, const double* factors,
                    SharedStore& store) const {
     const std::size_t element = request_.element_bytes;
-    const bool is_large = request_.count * element * tensors_.size() > kLargerThanCaches;
-    const std::uint64_t most = is_large ? kStretchBytes / element : end - begin;
+    const auto n_ranks = static_cast<int>(tensors_.size());
+    const bool is_backward = goes_from_the_end(request_.count * element, n_ranks);
+    const std::uint64_t most = is_backward ? kStretchBytes / element : end - begin;
     while (begin < end) {
       const std::uint64_t start = begin + (end - begin - 1) / most * most;
       reduce_stretch(start, end, factors, store);

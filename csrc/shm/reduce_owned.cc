@@ -20,12 +20,16 @@
 #include <cstring>
 
 #include "reduce/reduce.h"
+#include "shm/from_the_end.h"
 #include "shm/line_copies.h"
 #include "shm/rank_slice.h"
 #include "shm/shm_transport.h"
 
 namespace horon {
 namespace {
+
+// See Note [From the end].
+constexpr std::uint64_t kStretchPieces = 4;
 
 // With two ranks four times so much, two tensors and two rings, should stay in a private cache.
 constexpr std::size_t kMostSliceBytes = std::size_t{128} * 1024;
@@ -60,7 +64,8 @@ void reduce_and_return(std::byte* to, InlineVector<std::byte*, 16> also_to,
 
 }  // namespace
 
-// One tensor on its way through the buffers. Pieces are numbered from 0.
+// One tensor on its way through the buffers. Pieces are numbered from 0 in the order of their
+// turns.
 class ShmTransport::OwnedSlices {
  public:
   OwnedSlices(ShmTransport& transport, const Request& request)
@@ -73,7 +78,8 @@ class ShmTransport::OwnedSlices {
                                  kMostSliceBytes) /
                         kCacheLineBytes * kCacheLineBytes / element_ *
                         static_cast<std::uint64_t>(n_ranks_)),
-        region_bytes_(slice_bytes(0, 0)) {}  // none is larger
+        is_backward_(goes_from_the_end(request.count * element_, n_ranks_)),
+        region_bytes_(most_slice_bytes()) {}
 
   std::uint64_t n_pieces() const {
     return (request_.count + piece_elements_ - 1) / piece_elements_;
@@ -164,12 +170,21 @@ class ShmTransport::OwnedSlices {
   void visit_slice(std::uint64_t piece, int owner, const Visit& visit) const {
     visit_tensor(request_, first_byte(piece, owner), slice_bytes(piece, owner), visit);
   }
+  // Its first element.
+  std::uint64_t start_of(std::uint64_t piece) const {
+    return (is_backward_ ? from_the_end(piece, n_pieces(), kStretchPieces) : piece) *
+           piece_elements_;
+  }
   Slice slice(std::uint64_t piece, int owner) const {
-    const std::uint64_t count = std::min(piece_elements_, request_.count - piece * piece_elements_);
+    const std::uint64_t count = std::min(piece_elements_, request_.count - start_of(piece));
     return slice_of(count, element_, owner, n_ranks_);
   }
   std::size_t first_byte(std::uint64_t piece, int owner) const {
-    return (piece * piece_elements_ + slice(piece, owner).begin) * element_;
+    return (start_of(piece) + slice(piece, owner).begin) * element_;
+  }
+  std::size_t most_slice_bytes() const {
+    const Slice first = slice_of(std::min(piece_elements_, request_.count), element_, 0, n_ranks_);
+    return (first.end - first.begin) * element_;
   }
   std::size_t slice_bytes(std::uint64_t piece, int owner) const {
     const Slice slice = this->slice(piece, owner);
@@ -189,6 +204,7 @@ class ShmTransport::OwnedSlices {
   const int n_ranks_;
   const std::size_t element_;
   const std::uint64_t piece_elements_;
+  const bool is_backward_;
   const std::size_t region_bytes_;
 };
 

@@ -67,6 +67,24 @@ TEST_CASE("shm: abort") { test_abort(make_shm); }
 TEST_CASE("shm: timeout") { test_timeout(make_shm); }
 TEST_CASE("shm: interrupt") { test_interrupt(make_shm); }
 
+TEST_CASE("shm: tensors that are together larger than the caches") {
+  Options options;
+  options.claiming = "off";
+  for (const int n : {2, 3}) {
+    const Transports transports = make_with(options, n);
+    require_no_errors(run_ranks(n, [&](int rank) {
+      const std::uint64_t least =
+          (std::uint64_t{24} << 20) / sizeof(float) / static_cast<std::uint64_t>(n);
+      for (const std::uint64_t more : {1, 17, 262147}) {
+        Plan plan = all_reduce_plan(n, least + more);
+        run_and_check(*transports.by_rank[static_cast<std::size_t>(rank)], plan, rank);
+        plan.kind = OpKind::kReduce;
+        run_and_check(*transports.by_rank[static_cast<std::size_t>(rank)], plan, rank);
+      }
+    }));
+  }
+}
+
 TEST_CASE("shm: sizes around every boundary of an odd buffer") {
   Options options = small_options();
   options.buffer_bytes = 4096 + 64;
