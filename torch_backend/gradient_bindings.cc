@@ -50,9 +50,6 @@ void bind_gradients(py::module_& module) {
           [](GradientBucket& self) { return translating_named([&] { return self.try_send(); }); },
           NoGil())
       .def_property_readonly("is_out", &GradientBucket::is_out)
-      .def(
-          "receive", [](GradientBucket& self) { translating_named([&] { self.receive(); }); },
-          NoGil())
       .def("reset", &GradientBucket::reset);
   py::class_<GradientHooks>(module, "GradientHooks")
       .def(py::init([](const std::vector<at::Tensor>& parameters, int passes, py::function lay_out,
@@ -65,6 +62,10 @@ void bind_gradients(py::module_& module) {
            py::arg("refuse"))
       .def("set_buckets", &GradientHooks::set_buckets, py::arg("bucket_of"), py::arg("place_of"),
            py::arg("buckets"))
+      .def("not_sent", &GradientHooks::not_sent)
+      .def(
+          "receive", [](GradientHooks& self) { translating_named([&] { self.receive(); }); },
+          NoGil())
       .def("reset", &GradientHooks::reset, py::arg("passes"))
       .def_property_readonly("has_gradients", &GradientHooks::has_gradients);
 }

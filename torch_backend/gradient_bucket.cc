@@ -47,11 +47,12 @@ bool GradientBucket::try_send() {
     const OperationPtr operation =
         host->make_allreduce(order_.process_set, tensor, tensor, order_.name, order_.how);
     const std::uint64_t handle = host->submit(operation, !host->has_spare_cores());
-    out_ = {std::move(host), handle, pack_ ? at::Tensor() : parameter_.grad(), tensor};
+    out_ = {std::move(host), handle, pack_ ? at::Tensor() : parameter_.grad(), tensor, nullptr};
   } catch (const UsageError&) {
     return false;
   }
   out_->host->meet(out_->handle);
+  out_->done = out_->host->engine().try_wait(out_->handle);
   return true;
 }
 
@@ -66,9 +67,18 @@ at::Tensor GradientBucket::tensor_to_send() {
 
 void GradientBucket::receive() {
   HORON_CHECK(out_.has_value(), "'", order_.name, "' is not out");
-  const Out out = *std::exchange(out_, std::nullopt);
-  out.host->wait(out.handle);
-  put_back(out);
+  try {
+    if (!out_->done) {
+      out_->host->wait(out_->handle);
+    } else if (out_->done->error) {
+      std::rethrow_exception(out_->done->error);
+    }
+  } catch (const Error&) {
+    reset();
+    throw;
+  }  // after anything else, a signal handler's, it is still out
+  put_back(*out_);
+  reset();
 }
 
 void GradientBucket::put_back(const Out& out) {

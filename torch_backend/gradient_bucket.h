@@ -52,8 +52,9 @@ class GradientBucket {
   struct Out {
     std::shared_ptr<NamedEngineHost> host;
     std::uint64_t handle = 0;
-    at::Tensor gradient;  // of one parameter
-    at::Tensor sent;      // its memory of then
+    at::Tensor gradient;                   // of one parameter
+    at::Tensor sent;                       // its memory of then
+    std::shared_ptr<NamedOperation> done;  // if it was done, with or without success, when sent
   };
 
   // What to reduce, or undefined.

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <exception>
 #include <utility>
 
 #include "core/error.h"
@@ -185,6 +186,36 @@ void GradientHooks::set_buckets(const std::vector<int>& bucket_of,
   state.streams.assign(sizes.size(), {});
   state.sizes = std::move(sizes);
   state.is_laid_out.store(true, std::memory_order_release);
+}
+
+std::vector<int> GradientHooks::not_sent() const {
+  std::vector<int> numbers;
+  for (std::size_t i = 0; i < state_->buckets.size(); ++i) {
+    const SharedBucket& bucket = state_->buckets[i];
+    if (!bucket || !bucket->is_out()) {
+      numbers.push_back(static_cast<int>(i));
+    }
+  }
+  return numbers;
+}
+
+void GradientHooks::receive() {
+  std::exception_ptr first;
+  for (const SharedBucket& bucket : state_->buckets) {
+    if (!bucket || !bucket->is_out()) {
+      continue;
+    }
+    try {
+      bucket->receive();
+    } catch (const UsageError&) {
+      throw;
+    } catch (const Error&) {
+      first = first ? first : std::current_exception();
+    }
+  }
+  if (first) {
+    std::rethrow_exception(first);
+  }
 }
 
 void GradientHooks::reset(int passes) {

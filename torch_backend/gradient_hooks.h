@@ -45,6 +45,11 @@ class GradientHooks {
   // sends it.
   void set_buckets(const std::vector<int>& bucket_of, std::vector<std::optional<Place>> place_of,
                    std::vector<SharedBucket> buckets);
+  // The buckets that have not gone out from here; after set_buckets().
+  std::vector<int> not_sent() const;
+  // Waits for those that have, and makes the reduced gradients the parameters'. Throws the first
+  // error of an operation, when all have ended; may be called without the GIL.
+  void receive();
   // Begins again, for the next step.
   void reset(int passes);
   // Whether a gradient has come since reset().

@@ -114,13 +114,6 @@ class GradientBucket:
 
     @property
     def is_out(self) -> bool: ...
-    def receive(self) -> None:
-        """Blocks until it is reduced, and makes the reduced gradients the parameters'; requires ``is_out``.
-
-        Raises:
-            HorovodInternalError: Ranks disagree, or one is gone.
-        """
-
     def reset(self) -> None:
         """Forgets what is out."""
 
@@ -153,6 +146,16 @@ class GradientHooks:
 
         Args:
             buckets: By number: what sends it; None where ``send`` does.
+        """
+
+    def not_sent(self) -> list[int]:
+        """Returns the numbers of the buckets that a GradientBucket has not sent."""
+
+    def receive(self) -> None:
+        """Blocks until those that it has sent are reduced, and makes the reduced gradients the parameters'.
+
+        Raises:
+            HorovodInternalError: Ranks disagree, or one is gone. All have ended.
         """
 
     def reset(self, passes: int) -> None: ...

@@ -150,16 +150,23 @@ class GradientReducer:
             self._build()
         assert self._buckets is not None
         self._compare_layouts()
-        for bucket in self._buckets:
+        # As a rule there are none; after a backward pass Python is slow, see Note [Sent without Python] in C++.
+        others = [self._buckets[number] for number in self._hooks.not_sent()]
+        for bucket in others:
             if not bucket.is_out:
                 self._send(bucket)
         error: HorovodInternalError | None = None
-        for bucket in self._buckets:
+        try:
+            self._hooks.receive()
+        except HorovodInternalError as failure:
+            error = failure
+        for bucket in others:
             try:
                 self._receive(bucket)
             except HorovodInternalError as failure:
                 error = error or failure
-        self.reset()
+            bucket.forget()
+        self._hooks.reset(self.passes)
         if error is not None:
             raise error
 
@@ -236,9 +243,7 @@ class GradientReducer:
 
     @torch.no_grad()
     def _receive(self, bucket: _Bucket) -> None:
-        if bucket.native is not None and bucket.native.is_out:
-            bucket.native.receive()
-        elif bucket.handle is not None:
+        if bucket.handle is not None:
             default_context.engine.wait(bucket.handle)
             for part in bucket.parts:
                 part.unpack()
