@@ -26,31 +26,28 @@ void bind_gradients(py::module_& module) {
       .def("pack", &GradientPack::pack)
       .def("put_back", &GradientPack::put_back);
   py::class_<GradientBucket, std::shared_ptr<GradientBucket>>(module, "GradientBucket")
-      .def(py::init([](std::string name, int op, double prescale, double postscale, int process_set,
-                       int priority, at::Tensor parameter, std::vector<std::int64_t> strides) {
+      .def(py::init([](std::string name, int op, double prescale, double postscale, int priority,
+                       at::Tensor parameter, std::vector<std::int64_t> strides) {
              return std::make_shared<GradientBucket>(
-                 GradientBucket::Order{
-                     std::move(name), {op, prescale, postscale, priority}, process_set},
+                 GradientBucket::Order{std::move(name), {op, prescale, postscale, priority}},
                  std::move(parameter), std::move(strides));
            }),
            py::arg("name"), py::arg("op"), py::arg("prescale"), py::arg("postscale"),
-           py::arg("process_set"), py::arg("priority"), py::arg("parameter"), py::arg("strides"))
-      .def(py::init([](std::string name, int op, double prescale, double postscale, int process_set,
-                       int priority, Pack pack, at::Tensor buffer) {
+           py::arg("priority"), py::arg("parameter"), py::arg("strides"))
+      .def(py::init([](std::string name, int op, double prescale, double postscale, int priority,
+                       Pack pack, at::Tensor buffer) {
              return std::make_shared<GradientBucket>(
-                 GradientBucket::Order{
-                     std::move(name), {op, prescale, postscale, priority}, process_set},
+                 GradientBucket::Order{std::move(name), {op, prescale, postscale, priority}},
                  std::move(pack), std::move(buffer));
            }),
            py::arg("name"), py::arg("op"), py::arg("prescale"), py::arg("postscale"),
-           py::arg("process_set"), py::arg("priority"), py::arg("pack"), py::arg("buffer"))
-      .def("set_engine", &GradientBucket::set_engine, py::arg("engine"))
+           py::arg("priority"), py::arg("pack"), py::arg("buffer"))
+      .def("set_engine", &GradientBucket::set_engine, py::arg("engine"), py::arg("process_set"))
       .def(
           "try_send",
           [](GradientBucket& self) { return translating_named([&] { return self.try_send(); }); },
           NoGil())
-      .def_property_readonly("is_out", &GradientBucket::is_out)
-      .def("reset", &GradientBucket::reset);
+      .def_property_readonly("is_out", &GradientBucket::is_out);
   py::class_<GradientHooks>(module, "GradientHooks")
       .def(py::init([](const std::vector<at::Tensor>& parameters, int passes, py::function lay_out,
                        py::function send, py::function refuse) {

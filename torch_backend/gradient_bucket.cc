@@ -45,10 +45,13 @@ bool GradientBucket::try_send() {
       return false;
     }
     const OperationPtr operation =
-        host->make_allreduce(order_.process_set, tensor, tensor, order_.name, order_.how);
+        host->make_allreduce(process_set_, tensor, tensor, order_.name, order_.how);
     const std::uint64_t handle = host->submit(operation, !host->has_spare_cores());
-    out_ = {std::move(host), handle, pack_ ? at::Tensor() : parameter_.grad(), tensor, nullptr};
+    out_ = {std::move(host), handle,  pack_ ? at::Tensor() : parameter_.grad(),
+            tensor,          nullptr, false};
   } catch (const UsageError&) {
+    return false;
+  } catch (const c10::Error&) {
     return false;
   }
   out_->host->meet(out_->handle);
@@ -67,6 +70,9 @@ at::Tensor GradientBucket::tensor_to_send() {
 
 void GradientBucket::receive() {
   HORON_CHECK(out_.has_value(), "'", order_.name, "' is not out");
+  if (out_->is_received) {
+    return;
+  }
   try {
     if (!out_->done) {
       out_->host->wait(out_->handle);
@@ -74,11 +80,11 @@ void GradientBucket::receive() {
       std::rethrow_exception(out_->done->error);
     }
   } catch (const Error&) {
-    reset();
+    out_->is_received = true;
     throw;
-  }  // after anything else, a signal handler's, it is still out
+  }  // after anything else, a signal handler's, it can be waited for again
   put_back(*out_);
-  reset();
+  out_->is_received = true;
 }
 
 void GradientBucket::put_back(const Out& out) {
@@ -94,7 +100,7 @@ void GradientBucket::put_back(const Out& out) {
   }
   at::Tensor& current = parameter_.mutable_grad();
   if (!current.is_same(out.gradient)) {
-    current = out.gradient;
+    current = out.gradient.to(parameter_.device(), parameter_.scalar_type());
   }
 }
 

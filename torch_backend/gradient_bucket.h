@@ -26,7 +26,6 @@ class GradientBucket {
   struct Order {
     std::string name;
     Reduced how;
-    int process_set = 0;
   };
 
   // The gradient of one parameter on the CPU, where autograd has put it, if with these strides, the
@@ -35,15 +34,20 @@ class GradientBucket {
   // Several, packed into `buffer`, which is contiguous and on the CPU.
   GradientBucket(Order order, std::shared_ptr<GradientPack> pack, at::Tensor buffer);
 
-  // The engine of now; the one of before may have been shut down.
-  void set_engine(const std::shared_ptr<NamedEngineHost>& host) { host_ = host; }
+  // The engine of now, and the process set's number there; the one of before may have been shut
+  // down.
+  void set_engine(const std::shared_ptr<NamedEngineHost>& host, int process_set) {
+    host_ = host;
+    process_set_ = process_set;
+  }
 
   // Sends it, and meets the other ranks for it where that is worth it. False if it has to go from
   // Python, whose errors say why. See Note [Sent without Python].
   bool try_send();
   bool is_out() const { return out_.has_value(); }
   // Requires is_out(). Blocks until it is reduced, and makes the reduced gradients the parameters',
-  // whatever has become of these meanwhile. Throws the operation's error.
+  // whatever has become of these meanwhile; again, nothing. Throws the operation's error. It is out
+  // until reset(), so that a wait for several that was interrupted can be begun again.
   void receive();
   // Forgets what is out.
   void reset() { out_.reset(); }
@@ -55,6 +59,7 @@ class GradientBucket {
     at::Tensor gradient;                   // of one parameter
     at::Tensor sent;                       // its memory of then
     std::shared_ptr<NamedOperation> done;  // if it was done, with or without success, when sent
+    bool is_received = false;
   };
 
   // What to reduce, or undefined.
@@ -67,6 +72,7 @@ class GradientBucket {
   const std::shared_ptr<GradientPack> pack_;  // of several
   const at::Tensor buffer_;
   std::weak_ptr<NamedEngineHost> host_;  // which ends with shutdown(), not with the optimizer
+  int process_set_ = 0;
   std::optional<Out> out_;
 };
 

@@ -1,10 +1,12 @@
 #include "gradient_hooks.h"
 
+#include <ATen/core/grad_mode.h>
 #include <c10/core/Event.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/utils/lambda_post_hook.h>
+#include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
 #include <atomic>
@@ -30,6 +32,28 @@ void call(const py::function& function, Arguments... arguments) {
     kept.persist();
     throw kept;
   }
+}
+
+using Variables = torch::autograd::variable_list;
+
+// Note [Gradients that share memory]
+// Autograd makes what a node hands out a parameter's .grad as it is, if nobody else holds that
+// tensor. But it may be a view of one that another node still has to read: of x = tokens +
+// positions.unsqueeze(0), with a batch of one, the gradient of `positions` is a view of x's, which
+// the embedding of `tokens` gets next. Reduced where it is, it would change under its hands.
+bool is_shared(const at::Tensor& gradient, const Variables& incoming) {
+  if (incoming.empty() || !incoming[0].defined() || !gradient.has_storage() ||
+      !incoming[0].has_storage() || !gradient.storage().is_alias_of(incoming[0].storage())) {
+    return false;  // autograd has copied it, or added it to what was there
+  }
+  // Normally its memory belongs to the gradient, to what came in, and to what that is a view of,
+  // which nobody but the view holds.
+  const auto* const meta = torch::autograd::impl::get_view_autograd_meta(incoming[0]);
+  if (meta == nullptr) {
+    return gradient.storage().use_count() > 2;
+  }
+  const auto& view = meta->has_bw_view() ? meta->get_backward_view() : meta->get_forward_view();
+  return gradient.storage().use_count() > 3 || view.base_.use_count() > 1;
 }
 
 // The stream waits for everything that is queued on the other one.
@@ -85,13 +109,13 @@ struct GradientHooks::State {
   std::vector<int> sizes;                      // by bucket
   std::vector<SharedBucket> buckets;           // by bucket; null if it goes from Python
   std::vector<int> n_ready;                    // by bucket
-  std::vector<c10::Device> devices;            // by parameter
-  std::vector<GradientStreams> streams;        // by bucket
+  std::vector<at::Tensor> parameters;
+  std::vector<GradientStreams> streams;  // by bucket
   bool has_gradients = false;
   // Released last: gradients of a CPU and of a GPU come on two threads.
   std::atomic<bool> is_laid_out{false};
 
-  void came(std::size_t parameter) {
+  void came(std::size_t parameter, const Variables& incoming) {
     const int left = --passes_left[parameter];
     has_gradients = true;
     if (left > 0) {
@@ -107,11 +131,15 @@ struct GradientHooks::State {
     }
     if (const std::optional<Place>& place = place_of[parameter]) {
       place->first->move_early(place->second);
+    } else if (at::Tensor& gradient = parameters[parameter].mutable_grad();
+               gradient.defined() && is_shared(gradient, incoming)) {
+      const at::NoGradGuard no_grad;
+      gradient = gradient.clone();
     }
     const auto bucket = static_cast<std::size_t>(bucket_of[parameter]);
-    const bool is_on_device = !devices[parameter].is_cpu();
+    const bool is_on_device = !parameters[parameter].is_cpu();
     if (is_on_device) {
-      streams[bucket].add(devices[parameter]);
+      streams[bucket].add(parameters[parameter].device());
     }
     if (++n_ready[bucket] == sizes[bucket]) {
       if (!is_on_device) {
@@ -138,16 +166,15 @@ GradientHooks::GradientHooks(const std::vector<at::Tensor>& parameters, int pass
       })) {
   state_->callbacks = std::move(callbacks);
   state_->passes_left.assign(parameters.size(), passes);
+  state_->parameters = parameters;
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     TORCH_CHECK_VALUE(parameters[i].requires_grad() && parameters[i].is_leaf(), "horon: parameter ",
                       i, " needs no gradient, or is not a leaf.");
-    state_->devices.push_back(parameters[i].device());
     Accumulator accumulator = torch::autograd::impl::grad_accumulator(parameters[i]);
-    using Variables = torch::autograd::variable_list;
     const std::uintptr_t key =
         accumulator->add_post_hook(std::make_unique<torch::autograd::utils::LambdaPostHook>(
-            [state = state_, i](const Variables& outputs, const Variables&) {
-              state->came(i);
+            [state = state_, i](const Variables& outputs, const Variables& inputs) {
+              state->came(i, inputs);
               return outputs;
             }));
     hooks_.push_back({std::move(accumulator), key});
@@ -224,6 +251,11 @@ void GradientHooks::reset(int passes) {
   state.n_ready.assign(state.n_ready.size(), 0);
   state.streams.assign(state.streams.size(), {});
   state.has_gradients = false;
+  for (const SharedBucket& bucket : state.buckets) {
+    if (bucket) {
+      bucket->reset();
+    }
+  }
 }
 
 bool GradientHooks::has_gradients() const { return state_->has_gradients; }

@@ -50,7 +50,7 @@ class GradientHooks {
   // Waits for those that have, and makes the reduced gradients the parameters'. Throws the first
   // error of an operation, when all have ended; may be called without the GIL.
   void receive();
-  // Begins again, for the next step.
+  // Begins again, for the next step; forgets what is out.
   void reset(int passes);
   // Whether a gradient has come since reset().
   bool has_gradients() const;

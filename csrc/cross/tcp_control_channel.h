@@ -38,6 +38,7 @@ class TcpControlChannel final : public ControlChannel {
   void sleep(Sleeper sleeper, std::uint32_t seen, std::chrono::nanoseconds limit) override;
   void wake() override { bell_.ring(true); }
   bool spin(std::uint32_t seen) override;
+  bool pause(std::uint32_t seen) override { return events() != seen; }
   void attend() override { bell_.attend(); }
   void leave_to_background(bool only_urgent) override { bell_.leave_to_background(only_urgent); }
   void give_up_meeting(std::uint32_t /*meeting*/) override {}  // nobody meets over a network

@@ -167,6 +167,7 @@ class NamedEngine {
                     InterruptCheck check_interrupt, Manner manner = Manner::kPatiently);
   void attend(FunctionRef<bool()> is_done, const Deadline* deadline, InterruptCheck check_interrupt,
               Manner manner);
+  void begin_counting_meetings();
   Operation begin_meeting(std::uint64_t handle, std::uint32_t* meeting);
   void leave();
   void hand_on();

@@ -93,7 +93,8 @@ void NamedEngine::attend(FunctionRef<bool()> is_done, const Deadline* deadline,
         return;
       }
     }
-    if (did_something || channel_->spin(seen)) {
+    if (did_something ||
+        (manner == Manner::kBriefly ? channel_->pause(seen) : channel_->spin(seen))) {
       continue;
     }
     if (deadline != nullptr && deadline->has_passed()) {
@@ -130,6 +131,14 @@ void NamedEngine::meet(std::uint64_t handle, InterruptCheck check_interrupt) {
   }
   if (!has_met && rank_ == 0) {
     channel_->give_up_meeting(meeting);
+  }
+}
+
+void NamedEngine::begin_counting_meetings() {
+  const std::lock_guard lock(mutex_);
+  n_meetings_ = 0;
+  if (rank_ == 0) {
+    channel_->give_up_meeting(0);
   }
 }
 

@@ -64,6 +64,7 @@ void NamedEngine::apply(const std::vector<const Decision*>& decisions) {
         }
         break;
       case Type::kJoined:
+        begin_counting_meetings();  // a rank that has joined has held none
         if (const Operation operation = announced_.take(key_of(0, kJoinName))) {
           operation->value = decision.value;
           finish(operation);

@@ -15,8 +15,8 @@ namespace horon {
 namespace {
 
 // Bytes that are reduced at a time. The result is still in the first-level cache when it is stored
-// into the other tensors. With 16 KiB, of which two tensors fill that cache, gradients of 8 MiB took
-// a tenth longer where the cores shared no other one, and the same where they did.
+// into the other tensors. With 16 KiB, of which two tensors fill that cache, gradients of 8 MiB
+// took a tenth longer where the cores shared no other one, and the same where they did.
 constexpr std::size_t kBlockBytes = 4096;
 
 // See Note [From the end].

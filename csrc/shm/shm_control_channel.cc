@@ -9,6 +9,8 @@ namespace {
 
 constexpr std::size_t kRingBytes = std::size_t{64} * 1024;
 constexpr std::uint64_t kMaxMessageBytes = std::uint64_t{1} << 30;
+// A few microseconds.
+constexpr int kPauses = 100;
 
 }  // namespace
 
@@ -148,6 +150,13 @@ std::uint32_t ShmControlChannel::events() const { return own_bell_.count(); }
 
 bool ShmControlChannel::spin(std::uint32_t seen) {
   return policy_.spin([&] { return own_->doorbell.load(std::memory_order_acquire) != seen; });
+}
+
+bool ShmControlChannel::pause(std::uint32_t seen) {
+  for (int i = 0; i < kPauses && events() == seen; ++i) {
+    pause_cpu();
+  }
+  return events() != seen;
 }
 
 void ShmControlChannel::sleep(Sleeper sleeper, std::uint32_t seen, std::chrono::nanoseconds limit) {

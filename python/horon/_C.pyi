@@ -76,7 +76,7 @@ class GradientBucket:
 
     Args:
         name: For all of it.
-        op: As in NamedEngine.allreduce, as are ``prescale``, ``postscale``, ``process_set`` and ``priority``.
+        op: As in NamedEngine.allreduce, as are ``prescale``, ``postscale`` and ``priority``.
         parameter: On the CPU; its gradient is the bucket.
         strides: Of that gradient, the same on all ranks. One with others goes out from Python.
         pack: Whose gradients are the bucket, in ``buffer``: contiguous, on the CPU.
@@ -89,7 +89,6 @@ class GradientBucket:
         op: int,
         prescale: float,
         postscale: float,
-        process_set: int,
         priority: int,
         *,
         parameter: torch.Tensor,
@@ -102,20 +101,17 @@ class GradientBucket:
         op: int,
         prescale: float,
         postscale: float,
-        process_set: int,
         priority: int,
         *,
         pack: GradientPack,
         buffer: torch.Tensor,
     ) -> None: ...
-    def set_engine(self, engine: NamedEngine) -> None: ...
+    def set_engine(self, engine: NamedEngine, process_set: int) -> None: ...
     def try_send(self) -> bool:
         """Sends it, and meets the other ranks for it as NamedEngine.meet; False if it has to go out from Python."""
 
     @property
     def is_out(self) -> bool: ...
-    def reset(self) -> None:
-        """Forgets what is out."""
 
 class GradientHooks:
     """Counts the gradients of parameters as backward passes make them; takes its hooks off when it dies.

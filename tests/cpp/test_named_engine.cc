@@ -440,12 +440,13 @@ TEST_CASE("named engine: what ranks meet for is done before anybody waits") {
 }
 
 TEST_CASE("named engine: a meeting to which somebody comes too late ends") {
-  std::latch is_over(1);
+  std::latch has_left(1);
+  std::latch has_looked(1);
   run_meetings({std::chrono::milliseconds(5), kLong}, [&](NamedEngine& engine, int rank) {
     // Rank 0, which decides, comes first, and has gone when the other one comes.
     const auto operation = large("large", 1.0F);
     if (rank == 1) {
-      is_over.wait();
+      has_left.wait();
     }
     const std::uint64_t handle = engine.submit(operation, true);
     const auto started = Clock::now();
@@ -453,7 +454,10 @@ TEST_CASE("named engine: a meeting to which somebody comes too late ends") {
     expect(Clock::now() - started < kLong / 2, "waited for a rank that had gone");
     expect(!engine.poll(handle), "done alone");
     if (rank == 0) {
-      is_over.count_down();
+      has_left.count_down();
+      has_looked.wait();
+    } else {
+      has_looked.count_down();
     }
     engine.wait(handle, nullptr);
     expect(!operation->error && operation->data.front() == 2, "wrong sum");
@@ -461,26 +465,33 @@ TEST_CASE("named engine: a meeting to which somebody comes too late ends") {
 }
 
 TEST_CASE("named engine: a meeting to which the coordinator comes too late ends") {
-  std::latch is_over(1);
+  std::latch has_left(1);
+  std::latch has_met(1);
   run_meetings({kLong, std::chrono::milliseconds(5)}, [&](NamedEngine& engine, int rank) {
     const auto operation = large("large", 1.0F);
     if (rank == 0) {
-      is_over.wait();
+      has_left.wait();
     }
     const std::uint64_t handle = engine.submit(operation, true);
     engine.meet(handle, nullptr);
     if (rank == 0) {
-      // The other one's background thread took part.
+      // The other one, whose thread has gone on, takes part by its background thread.
       expect(engine.poll(handle), "not done after the meeting");
+      has_met.count_down();
     } else {
-      is_over.count_down();
+      has_left.count_down();
+      has_met.wait();
     }
     engine.wait(handle, nullptr);
     expect(!operation->error && operation->data.front() == 2, "wrong sum");
   });
 }
 
-TEST_CASE("named engine: ranks that give up meetings find each other again") {
+namespace {
+
+// Ranks that have given up meetings find each other again, since they try the same ones; `begin` is
+// what they do before.
+void must_find_each_other(const std::function<void(NamedEngine&, int)>& begin) {
   constexpr int kLate = 2 * WaitTrust::kMost;
   constexpr int kInTime = 4 * static_cast<int>(WaitTrust::kWaitsBetweenTrials);
   constexpr std::chrono::milliseconds kPatience{200};
@@ -491,6 +502,7 @@ TEST_CASE("named engine: ranks that give up meetings find each other again") {
   std::barrier both_have_left(2);
   std::atomic<int> held_in_vain{0};
   run_meetings({kPatience, kPatience}, [&](NamedEngine& engine, int rank) {
+    begin(engine, rank);
     const auto meet = [&](const std::function<void()>& before_wait) {
       const auto operation = large("large", 1.0F);
       const std::uint64_t handle = engine.submit(operation, true);
@@ -521,6 +533,25 @@ TEST_CASE("named engine: ranks that give up meetings find each other again") {
     expect(n_met > kInTime / 4, "met ", n_met, " times of ", kInTime);
   });
   REQUIRE(held_in_vain.load() < kLate);
+}
+
+}  // namespace
+
+TEST_CASE("named engine: ranks that give up meetings find each other again") {
+  must_find_each_other([](NamedEngine&, int) {});
+}
+
+TEST_CASE("named engine: meetings are counted anew after a join") {
+  must_find_each_other([](NamedEngine& engine, int rank) {
+    if (rank == 1) {
+      const auto alone = large("alone", 1.0F);
+      const std::uint64_t handle = engine.submit(alone, true);
+      engine.meet(handle, nullptr);
+      engine.wait(handle, nullptr);  // rank 0 joins, and takes part with zeros
+      expect(alone->data.front() == 1, "wrong sum");
+    }
+    must_complete(engine, std::make_shared<SignalOperation>(NamedKind::kJoin, kJoinName));
+  });
 }
 
 TEST_CASE("named engine: nobody meets for what is small, done or unknown") {

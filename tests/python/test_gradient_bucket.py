@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 import time
 from typing import Any
 
@@ -168,3 +169,167 @@ def _predivided(rank: int, size: int) -> None:
 
 def test_predivide_factor() -> None:
     run_ranks(_predivided, 2)
+
+
+def _by_cpp(rank: int, size: int) -> None:
+    """All buckets go out in the backward pass, without Python, and no gradient is copied."""
+    with horovod() as hvd:
+        model = _model()
+        optimizer = _wrap(hvd, model)
+        made_at: dict[str, int] = {}
+        for name, parameter in model.named_parameters():
+            if name.endswith("weight"):
+                parameter.register_hook(lambda gradient, name=name: made_at.update({name: gradient.data_ptr()}))
+        for step in range(3):
+            optimizer.zero_grad()
+            _loss(model, step, rank).backward()
+            assert optimizer._horon_reducer._hooks.not_sent() == []
+            optimizer.step()
+            large = {name: p.grad.data_ptr() for name, p in model.named_parameters() if p.numel() >= WIDTH * WIDTH}
+            assert large == {name: made_at[name] for name in large}
+
+
+def test_sent_by_cpp() -> None:
+    run_ranks(_by_cpp, 2)
+
+
+class _Positions(nn.Module):
+    """For a batch of one, the gradient of `positions` is a view of what `tokens` gets next."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.tokens = nn.Embedding(WIDTH, WIDTH)
+        self.positions = nn.Parameter(torch.randn(WIDTH, WIDTH))
+
+    def forward(self, indices: torch.Tensor) -> torch.Tensor:
+        return self.tokens(indices) + self.positions.unsqueeze(0)
+
+
+def _shared_memory(rank: int, size: int) -> None:
+    with horovod() as hvd:
+        model = _Positions()
+        optimizer = _wrap(hvd, model, op=hvd.Sum)
+        indices = torch.arange(WIDTH).unsqueeze(0)
+        for step in range(4):
+            optimizer.zero_grad()
+            (model(indices) * (step + 1)).sum().backward()
+            optimizer.synchronize()
+            for parameter in model.parameters():
+                torch.testing.assert_close(parameter.grad, torch.full_like(parameter, size * (step + 1.0)))
+            with optimizer.skip_synchronize():
+                optimizer.step()
+
+
+def test_gradients_that_share_memory() -> None:
+    run_ranks(_shared_memory, 2)
+
+
+class _Interrupt(Exception):
+    pass
+
+
+def _interrupted(rank: int, size: int) -> None:
+    """A wait for gradients that a signal handler ended goes on where it was; nothing is sent twice."""
+    with horovod() as hvd:
+        model = _model()
+        optimizer = _wrap(hvd, model)
+        _check_step(hvd, model, optimizer, 0)
+        expected = _expected(model, 1, size)
+        optimizer.zero_grad()
+        inputs = torch.randn(4, WIDTH, generator=torch.Generator().manual_seed(10 + rank))
+        middle = model[0](inputs)
+        if rank == 1:
+            middle.register_hook(lambda _: time.sleep(2))
+        model[1:](middle).square().mean().backward()
+        if rank == 0:
+
+            def give_up(*_: object) -> None:
+                raise _Interrupt
+
+            before = signal.signal(signal.SIGALRM, give_up)
+            signal.setitimer(signal.ITIMER_REAL, 0.5)
+            with pytest.raises(_Interrupt):
+                optimizer.synchronize()
+            signal.signal(signal.SIGALRM, before)
+        optimizer.synchronize()
+        for parameter, mean in zip(model.parameters(), expected, strict=True):
+            torch.testing.assert_close(parameter.grad, mean)
+        with optimizer.skip_synchronize():
+            optimizer.step()
+        _check_step(hvd, model, optimizer, 2)
+
+
+def test_a_wait_that_was_interrupted() -> None:
+    run_ranks(_interrupted, 2)
+
+
+def _laid_out_later(rank: int, size: int) -> None:
+    """A first backward pass that fails, since nothing is initialised, spoils no later one."""
+    import horon.torch as hvd
+
+    model = _model()
+    hvd.init()
+    optimizer = _wrap(hvd, model)
+    hvd.shutdown()
+    with pytest.raises(ValueError, match="initialized"):
+        _loss(model, 0, rank).backward()
+    hvd.init()
+    optimizer.load_state_dict(optimizer.state_dict())  # forgets what was in flight
+    _check_step(hvd, model, optimizer, 1)
+    hvd.shutdown()
+
+
+def test_a_layout_that_failed() -> None:
+    run_ranks(_laid_out_later, 2)
+
+
+def _numbered_anew(rank: int, size: int) -> None:
+    """Process sets have other numbers after another init()."""
+    import horon.torch as hvd
+
+    pairs = [hvd.ProcessSet([0, 1]), hvd.ProcessSet([1, 2])]
+    model = _model()
+    hvd.init(process_sets=pairs)
+    optimizer = _wrap(hvd, model, process_set=pairs[0])
+    for again in range(2):
+        if again:
+            hvd.shutdown()
+            hvd.init(process_sets=pairs[::-1])
+        for step in range(2):
+            if rank < 2:
+                expected = _expected(model, step, 2)
+                optimizer.zero_grad()
+                _loss(model, step, rank).backward()
+                optimizer.synchronize()
+                for parameter, mean in zip(model.parameters(), expected, strict=True):
+                    torch.testing.assert_close(parameter.grad, mean)
+                with optimizer.skip_synchronize():
+                    optimizer.step()
+    hvd.shutdown()
+
+
+def test_process_sets_with_other_numbers() -> None:
+    run_ranks(_numbered_anew, 3)
+
+
+def _converted(rank: int, size: int) -> None:
+    with horovod() as hvd:
+        model = _model()
+        optimizer = _wrap(hvd, model)
+        _check_step(hvd, model, optimizer, 0)
+        expected = _expected(model, 1, size)
+        optimizer.zero_grad()
+        _loss(model, 1, rank).backward()
+        for parameter in model.parameters():
+            parameter.grad = None
+        model.double()
+        optimizer.synchronize()
+        for parameter, mean in zip(model.parameters(), expected, strict=True):
+            assert parameter.grad is not None
+            assert parameter.grad.dtype is torch.float64
+            torch.testing.assert_close(parameter.grad, mean.double(), rtol=1e-5, atol=1e-6)
+
+
+def test_models_converted_without_their_gradients() -> None:
+    run_ranks(_converted, 2)

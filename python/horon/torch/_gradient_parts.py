@@ -49,9 +49,7 @@ class Part(Protocol):
     def unpack(self) -> None:
         """Makes the reduced tensor the parameters' gradients. See Note [Gradients that are replaced]."""
 
-    def native(
-        self, name: str, op: int, prescale: float, postscale: float, process_set: int, priority: int
-    ) -> _C.GradientBucket:
+    def native(self, name: str, op: int, prescale: float, postscale: float, priority: int) -> _C.GradientBucket:
         """What sends it from C++, uncompressed, if it is on the CPU and there is nothing more to do."""
 
 
@@ -179,11 +177,9 @@ class Packed:
             self._sent.copy_(self._buffer)
         return self._sent
 
-    def native(
-        self, name: str, op: int, prescale: float, postscale: float, process_set: int, priority: int
-    ) -> _C.GradientBucket:
+    def native(self, name: str, op: int, prescale: float, postscale: float, priority: int) -> _C.GradientBucket:
         return _C.GradientBucket(
-            name, op, prescale, postscale, process_set, priority, pack=self.pack_of_gradients, buffer=self._buffer
+            name, op, prescale, postscale, priority, pack=self.pack_of_gradients, buffer=self._buffer
         )
 
     def _pack_sparse(self, index: int, gradient: torch.Tensor) -> None:
@@ -263,15 +259,12 @@ class Direct:
             self._slot.parameter.grad = gradient
         self._gradient = self._sent = self._ctx = None
 
-    def native(
-        self, name: str, op: int, prescale: float, postscale: float, process_set: int, priority: int
-    ) -> _C.GradientBucket:
+    def native(self, name: str, op: int, prescale: float, postscale: float, priority: int) -> _C.GradientBucket:
         return _C.GradientBucket(
             name,
             op,
             prescale,
             postscale,
-            process_set,
             priority,
             parameter=self._slot.parameter,
             strides=list(self._strides),

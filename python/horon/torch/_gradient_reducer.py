@@ -75,17 +75,19 @@ class _Bucket:
     native: _C.GradientBucket | None = None
     """Sends it from C++, where there is nothing more to do than that; see Note [Sent without Python] there."""
     handle: int | None = None
+    is_received: bool = False
+    """Of what Python has sent, until all are, so that a wait that was interrupted can be begun again."""
     sparse: list[tuple[Slot, Callable[[], torch.Tensor]]] = field(default_factory=list)
 
     @property
     def is_out(self) -> bool:
-        return self.handle is not None or bool(self.sparse) or (self.native is not None and self.native.is_out)
+        is_native_out = self.native is not None and self.native.is_out
+        return is_native_out or self.handle is not None or bool(self.sparse) or self.is_received
 
     def forget(self) -> None:
         self.handle = None
+        self.is_received = False
         self.sparse.clear()
-        if self.native is not None:
-            self.native.reset()
 
 
 class GradientReducer:
@@ -165,8 +167,9 @@ class GradientReducer:
                 self._receive(bucket)
             except HorovodInternalError as failure:
                 error = error or failure
-            bucket.forget()
         self._hooks.reset(self.passes)
+        for bucket in others:
+            bucket.forget()
         if error is not None:
             raise error
 
@@ -208,7 +211,7 @@ class GradientReducer:
     def _send(self, bucket: _Bucket) -> None:
         engine = default_context.engine
         if bucket.native is not None:
-            bucket.native.set_engine(engine)
+            bucket.native.set_engine(engine, id_of(self._options.process_set))
             if bucket.native.try_send():
                 return
         options = self._options
@@ -243,12 +246,17 @@ class GradientReducer:
 
     @torch.no_grad()
     def _receive(self, bucket: _Bucket) -> None:
+        if bucket.is_received:
+            return
         if bucket.handle is not None:
             default_context.engine.wait(bucket.handle)
             for part in bucket.parts:
                 part.unpack()
-        for slot, wait in bucket.sparse:
+        while bucket.sparse:
+            slot, wait = bucket.sparse[-1]
             slot.parameter.grad = wait()
+            bucket.sparse.pop()
+        bucket.is_received = True
 
     def _build(self) -> None:
         """Lays out the buckets, and starts to ask whether all ranks have the same."""
@@ -257,7 +265,7 @@ class GradientReducer:
         layout = [self._parts_of(slots, make_buffer) for slots in buckets]
         described = [[[slot.describe() for slot in part.slots] for part in parts] for parts in layout]
         self._digest = hashlib.sha256(repr(described).encode()).digest()
-        self._buckets = [
+        laid_out = [
             _Bucket(
                 parts,
                 [self._name_of(part) for part in parts],
@@ -266,22 +274,23 @@ class GradientReducer:
             for parts in layout
         ]
         number_of = {
-            slot: number for number, bucket in enumerate(self._buckets) for part in bucket.parts for slot in part.slots
+            slot: number for number, bucket in enumerate(laid_out) for part in bucket.parts for slot in part.slots
         }
         place_of = {
             slot: (part.pack_of_gradients, index)
-            for bucket in self._buckets
+            for bucket in laid_out
             for part in bucket.parts
             if isinstance(part, Packed)
             for index, slot in enumerate(part.slots)
         }
-        for bucket in self._buckets:
+        for bucket in laid_out:
             bucket.native = self._native(bucket)
         self._hooks.set_buckets(
             [number_of[slot] for slot in self._slots],
             [place_of.get(slot) for slot in self._slots],
-            [bucket.native for bucket in self._buckets],
+            [bucket.native for bucket in laid_out],
         )
+        self._buckets = laid_out  # last: what raises above may be tried again
         self._start_comparison()
 
     def _native(self, bucket: _Bucket) -> _C.GradientBucket | None:
@@ -290,9 +299,8 @@ class GradientReducer:
         part = bucket.parts[0]
         if len(bucket.parts) > 1 or options.compression is not NoneCompressor or not part.slots[0].parameter.is_cpu:
             return None
-        order = (bucket.names[0], options.op, *options.factors, id_of(options.process_set), bucket.priority)
-        native = part.native(*order)
-        native.set_engine(default_context.engine)
+        native = part.native(bucket.names[0], options.op, *options.factors, bucket.priority)
+        native.set_engine(default_context.engine, id_of(options.process_set))
         return native
 
     def _slots_of_buckets(self) -> list[list[Slot]]:
