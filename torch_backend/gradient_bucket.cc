@@ -70,21 +70,22 @@ at::Tensor GradientBucket::tensor_to_send() {
 
 void GradientBucket::receive() {
   HORON_CHECK(out_.has_value(), "'", order_.name, "' is not out");
-  if (out_->is_received) {
+  Out& out = *out_;
+  if (out.is_received) {
     return;
   }
   try {
-    if (!out_->done) {
-      out_->host->wait(out_->handle);
-    } else if (out_->done->error) {
-      std::rethrow_exception(out_->done->error);
+    if (!out.done) {
+      out.host->wait(out.handle);
+    } else if (out.done->error) {
+      std::rethrow_exception(out.done->error);
     }
   } catch (const Error&) {
-    out_->is_received = true;
+    out.is_received = true;
     throw;
   }  // after anything else, a signal handler's, it can be waited for again
-  put_back(*out_);
-  out_->is_received = true;
+  put_back(out);
+  out.is_received = true;
 }
 
 void GradientBucket::put_back(const Out& out) {
