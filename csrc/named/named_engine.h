@@ -160,9 +160,10 @@ class NamedEngine {
 
   // Requires the mutex; see submit().
   std::uint64_t enqueue(const Operation& operation, bool will_wait);
+  // How to attend. Briefly: without sleeping, but whatever is agreed on is carried out.
+  enum class Manner : std::uint8_t { kPatiently, kBriefly };
   // Attends until is_done() (called with the mutex), or sleeps while another thread does. False
   // when the deadline, if any, passed first.
-  enum class Manner : std::uint8_t { kPatiently, kBriefly };  // briefly: without sleeping
   bool attend_until(FunctionRef<bool()> is_done, const Deadline* deadline,
                     InterruptCheck check_interrupt, Manner manner = Manner::kPatiently);
   void attend(FunctionRef<bool()> is_done, const Deadline* deadline, InterruptCheck check_interrupt,

@@ -38,9 +38,13 @@ def _expected(model: nn.Module, step: int, size: int) -> list[torch.Tensor]:
 
 
 def _check_step(hvd: Any, model: nn.Module, optimizer: Any, step: int) -> None:
-    expected = _expected(model, step, hvd.size())
+    expected = _expected(model, step, optimizer.process_set.size())
     optimizer.zero_grad()
     _loss(model, step, hvd.rank()).backward()
+    _check_and_step(model, optimizer, expected)
+
+
+def _check_and_step(model: nn.Module, optimizer: Any, expected: list[torch.Tensor]) -> None:
     optimizer.synchronize()
     for parameter, mean in zip(model.parameters(), expected, strict=True):
         torch.testing.assert_close(parameter.grad, mean)
@@ -229,6 +233,19 @@ class _Interrupt(Exception):
     pass
 
 
+def _synchronize_until(optimizer: Any, seconds: float) -> None:
+    """Waits for the gradients until a signal handler raises."""
+
+    def give_up(*_: object) -> None:
+        raise _Interrupt
+
+    before = signal.signal(signal.SIGALRM, give_up)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    with pytest.raises(_Interrupt):
+        optimizer.synchronize()
+    signal.signal(signal.SIGALRM, before)
+
+
 def _interrupted(rank: int, size: int) -> None:
     """A wait for gradients that a signal handler ended goes on where it was; nothing is sent twice."""
     with horovod() as hvd:
@@ -243,20 +260,8 @@ def _interrupted(rank: int, size: int) -> None:
             middle.register_hook(lambda _: time.sleep(2))
         model[1:](middle).square().mean().backward()
         if rank == 0:
-
-            def give_up(*_: object) -> None:
-                raise _Interrupt
-
-            before = signal.signal(signal.SIGALRM, give_up)
-            signal.setitimer(signal.ITIMER_REAL, 0.5)
-            with pytest.raises(_Interrupt):
-                optimizer.synchronize()
-            signal.signal(signal.SIGALRM, before)
-        optimizer.synchronize()
-        for parameter, mean in zip(model.parameters(), expected, strict=True):
-            torch.testing.assert_close(parameter.grad, mean)
-        with optimizer.skip_synchronize():
-            optimizer.step()
+            _synchronize_until(optimizer, 0.5)
+        _check_and_step(model, optimizer, expected)
         _check_step(hvd, model, optimizer, 2)
 
 
@@ -298,14 +303,7 @@ def _numbered_anew(rank: int, size: int) -> None:
             hvd.init(process_sets=pairs[::-1])
         for step in range(2):
             if rank < 2:
-                expected = _expected(model, step, 2)
-                optimizer.zero_grad()
-                _loss(model, step, rank).backward()
-                optimizer.synchronize()
-                for parameter, mean in zip(model.parameters(), expected, strict=True):
-                    torch.testing.assert_close(parameter.grad, mean)
-                with optimizer.skip_synchronize():
-                    optimizer.step()
+                _check_step(hvd, model, optimizer, step)
     hvd.shutdown()
 
 
@@ -333,3 +331,35 @@ def _converted(rank: int, size: int) -> None:
 
 def test_models_converted_without_their_gradients() -> None:
     run_ranks(_converted, 2)
+
+
+class _Unused(nn.Module):
+    """Small parameters, one of which gets no gradient, and a large one that gets none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.large = nn.Parameter(torch.ones(WIDTH, WIDTH))
+        self.used = nn.Parameter(torch.ones(8))
+        self.unused = nn.Parameter(torch.ones(8))
+
+
+def _interrupted_in_python(rank: int, size: int) -> None:
+    """The same while the wait is for a gradient that Python has sent, after one that it did not have to send."""
+    with horovod() as hvd:
+        model = _Unused()
+        optimizer = _wrap(hvd, model)
+        for step in range(3):
+            optimizer.zero_grad()
+            (model.used * (rank + 1)).sum().backward()
+            if step == 1 and rank == 1:
+                reducer = optimizer._horon_reducer
+                small = next(bucket for bucket in reducer._buckets if len(bucket.parts[0].slots) == 2)
+                reducer._send(small)
+                time.sleep(2)
+            if step == 1 and rank == 0:
+                _synchronize_until(optimizer, 0.7)
+            _check_and_step(model, optimizer, [torch.zeros(WIDTH, WIDTH), torch.full((8,), 1.5), torch.zeros(8)])
+
+
+def test_a_wait_in_python_that_was_interrupted() -> None:
+    run_ranks(_interrupted_in_python, 2)

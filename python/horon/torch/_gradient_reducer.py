@@ -76,7 +76,7 @@ class _Bucket:
     """Sends it from C++, where there is nothing more to do than that; see Note [Sent without Python] there."""
     handle: int | None = None
     is_received: bool = False
-    """Of what Python has sent, until all are, so that a wait that was interrupted can be begun again."""
+    """Something that Python has sent was received, while others are waited for: it is not to be sent again."""
     sparse: list[tuple[Slot, Callable[[], torch.Tensor]]] = field(default_factory=list)
 
     @property
@@ -246,17 +246,17 @@ class GradientReducer:
 
     @torch.no_grad()
     def _receive(self, bucket: _Bucket) -> None:
-        if bucket.is_received:
-            return
         if bucket.handle is not None:
             default_context.engine.wait(bucket.handle)
             for part in bucket.parts:
                 part.unpack()
+            bucket.is_received = True
+            bucket.handle = None
         while bucket.sparse:
             slot, wait = bucket.sparse[-1]
             slot.parameter.grad = wait()
+            bucket.is_received = True
             bucket.sparse.pop()
-        bucket.is_received = True
 
     def _build(self) -> None:
         """Lays out the buckets, and starts to ask whether all ranks have the same."""
