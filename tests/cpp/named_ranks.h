@@ -144,6 +144,13 @@ struct FloatOperation final : NamedOperation {
   std::shared_ptr<NamedRequest> editable;  // before it is submitted
 };
 
+inline std::shared_ptr<FloatOperation> named_all_reduce(const std::string& name,
+                                                        std::vector<float> values,
+                                                        int process_set = 0) {
+  return std::make_shared<FloatOperation>(NamedKind::kAllReduce, name, std::move(values),
+                                          process_set);
+}
+
 struct SignalOperation final : NamedOperation {
   SignalOperation(NamedKind kind, const std::string& name, std::vector<std::int32_t> ranks = {},
                   int process_set = 0, int root = 0) {

@@ -1,5 +1,4 @@
 #include <atomic>
-#include <barrier>
 #include <latch>
 #include <numeric>
 #include <random>
@@ -12,12 +11,6 @@ using namespace horon;           // NOLINT
 using namespace horon::testing;  // NOLINT
 
 namespace {
-
-std::shared_ptr<FloatOperation> all_reduce(const std::string& name, std::vector<float> values,
-                                           int process_set = 0) {
-  return std::make_shared<FloatOperation>(NamedKind::kAllReduce, name, std::move(values),
-                                          process_set);
-}
 
 // Each rank with an engine of its own; shut down at the end. Once with each kind of channel.
 void run_engines(int n_ranks, const std::function<void(NamedEngine&, int)>& body,
@@ -48,7 +41,8 @@ TEST_CASE("named engine: hundreds of names in another order on each rank") {
         std::vector<std::uint64_t> handles(kNames);
         for (const int i : order) {
           const auto at = static_cast<std::size_t>(i);
-          operations[at] = all_reduce(concat("t", i), std::vector<float>(at * 5 + 1, float(i)));
+          operations[at] =
+              named_all_reduce(concat("t", i), std::vector<float>(at * 5 + 1, float(i)));
           handles[at] = engine.submit(operations[at]);
         }
         for (std::size_t i = 0; i < kNames; ++i) {
@@ -65,13 +59,13 @@ TEST_CASE("named engine: hundreds of names in another order on each rank") {
 
 TEST_CASE("named engine: a mismatch fails one name on all ranks, and the next one works") {
   run_engines(3, [](NamedEngine& engine, int rank) {
-    auto bad = all_reduce("bad", std::vector<float>(rank == 1 ? 2 : 3, 1.0F));
+    auto bad = named_all_reduce("bad", std::vector<float>(rank == 1 ? 2 : 3, 1.0F));
     complete(engine, bad);
     expect(
         contains(error_text(*bad), "Mismatched ALLREDUCE tensor shapes: One rank sent a tensor "),
         error_text(*bad));
     expect(contains(error_text(*bad), "rank 1 sent a tensor of shape [2]"), error_text(*bad));
-    auto good = all_reduce("bad", {1.0F});
+    auto good = named_all_reduce("bad", {1.0F});
     must_complete(engine, good);
     expect(good->data[0] == 3, "wrong sum");
   });
@@ -146,14 +140,14 @@ TEST_CASE("named engine: process sets, overlapping") {
     for (int i = 0; i < 50; ++i) {
       const int set = 1 + (i + rank) % 2;  // another order on each rank
       if (rank == 1 || (rank == 0) == (set == 1)) {
-        handles.push_back(engine.submit(all_reduce(concat("t", i, set), {1.0F}, set)));
+        handles.push_back(engine.submit(named_all_reduce(concat("t", i, set), {1.0F}, set)));
       }
     }
     // Names of a set differ by parity between ranks, so fill up what is missing.
     for (int i = 0; i < 50; ++i) {
       const int set = 1 + (i + rank + 1) % 2;
       if (rank == 1 || (rank == 0) == (set == 1)) {
-        handles.push_back(engine.submit(all_reduce(concat("t", i, set), {1.0F}, set)));
+        handles.push_back(engine.submit(named_all_reduce(concat("t", i, set), {1.0F}, set)));
       }
     }
     for (const std::uint64_t handle : handles) {
@@ -170,7 +164,7 @@ TEST_CASE("named engine: process sets, overlapping") {
 TEST_CASE("named engine: uneven data and join") {
   run_engines(3, [](NamedEngine& engine, int rank) {
     for (int i = 0; i < 3 * rank; ++i) {
-      auto step = all_reduce(concat("u", i), {1.0F});
+      auto step = named_all_reduce(concat("u", i), {1.0F});
       must_complete(engine, step);
       const int n_joined = i / 3;
       expect(step->data[0] == static_cast<float>(2 - n_joined), "joined ranks count as zeros");
@@ -184,10 +178,10 @@ TEST_CASE("named engine: uneven data and join") {
 TEST_CASE("named engine: a name that is in flight can not be used again") {
   run_engines(2, [](NamedEngine& engine, int rank) {
     if (rank == 0) {
-      auto first = engine.submit(all_reduce("x", {1.0F}));
+      auto first = engine.submit(named_all_reduce("x", {1.0F}));
       bool was_refused = false;
       try {
-        engine.submit(all_reduce("x", {1.0F}));
+        engine.submit(named_all_reduce("x", {1.0F}));
       } catch (const UsageError& error) {
         was_refused = contains(error.what(), "same name");
       }
@@ -197,7 +191,7 @@ TEST_CASE("named engine: a name that is in flight can not be used again") {
       engine.wait(first, nullptr);
     } else {
       must_complete(engine, std::make_shared<SignalOperation>(NamedKind::kBarrier, "b"));
-      must_complete(engine, all_reduce("x", {1.0F}));
+      must_complete(engine, named_all_reduce("x", {1.0F}));
     }
   });
 }
@@ -212,7 +206,7 @@ TEST_CASE("named engine: a rank that shuts down is named to those that need it")
       engine->shutdown();
       return;
     }
-    auto operation = all_reduce("x", {1.0F});
+    auto operation = named_all_reduce("x", {1.0F});
     complete(*engine, operation);
     both_know.arrive_and_wait();
     expect(contains(error_text(*operation), "rank 1 has shut down"), error_text(*operation));
@@ -228,7 +222,7 @@ TEST_CASE("named engine: an abort fails all ranks, with the reason, and later ca
       engine->abort("enough");
     }
     for (int i = 0; i < 2; ++i) {
-      auto operation = all_reduce("x", {1.0F});
+      auto operation = named_all_reduce("x", {1.0F});
       complete(*engine, operation);
       expect(contains(error_text(*operation), "rank 2 aborted: enough"), error_text(*operation));
     }
@@ -275,19 +269,19 @@ TEST_CASE(
     require_no_errors(run_ranks(2, [&](int rank) {
       const auto engine = make_engine(store, rank, 2, {}, control);
       if (rank == 1) {
-        auto never = all_reduce("of rank 1", {1.0F});
+        auto never = named_all_reduce("of rank 1", {1.0F});
         complete(*engine, never);
         expect(contains(error_text(*never), "rank 0 aborted"), error_text(*never));
         engine->shutdown();
         return;
       }
-      const auto handle = engine->submit(all_reduce("of rank 0", {1.0F}));
+      const auto handle = engine->submit(named_all_reduce("of rank 0", {1.0F}));
       int calls = 0;
       const std::function<void()> handler = [&] {
         if (++calls > 1) {
           return;
         }
-        const auto inner = engine->submit(all_reduce("of the handler", {1.0F}));
+        const auto inner = engine->submit(named_all_reduce("of the handler", {1.0F}));
         const auto error = error_of([&] { engine->wait(inner, nullptr); });
         expect(threw<GroupError>(error), "no error inside a wait");
         expect(contains(text_of(error), "signal handler"), text_of(error));
@@ -313,7 +307,7 @@ TEST_CASE("named engine: a stall can be an error that names the missing rank") {
           has_failed.wait(false);  // a barrier that began now would be given up, too
           has_failed = false;      // for the next run
         } else {
-          auto late = all_reduce("late", {1.0F});
+          auto late = named_all_reduce("late", {1.0F});
           complete(engine, late);
           expect(contains(error_text(*late), "rank 1 announced it, rank 0 did not"),
                  error_text(*late));
@@ -338,7 +332,7 @@ TEST_CASE("named engine: a burst that nobody waits for is carried out all the sa
       std::vector<std::uint64_t> handles;
       handles.reserve(kBurst);
       for (int i = 0; i < kBurst; ++i) {
-        handles.push_back(engine.submit(all_reduce(concat("t", i), {1.0F})));
+        handles.push_back(engine.submit(named_all_reduce(concat("t", i), {1.0F})));
       }
       // Only looked at: the background thread has to do it.
       const Deadline deadline = patient();
@@ -358,10 +352,10 @@ TEST_CASE("named engine: a burst that nobody waits for is carried out all the sa
 
 TEST_CASE("named engine: a caller that broke its promise to wait keeps nobody") {
   run_engines(2, [](NamedEngine& engine, int /*rank*/) {
-    must_complete(engine, all_reduce("first", {1.0F}));
+    must_complete(engine, named_all_reduce("first", {1.0F}));
     std::this_thread::sleep_for(std::chrono::milliseconds(200));  // the background thread sleeps
-    const std::uint64_t abandoned = engine.submit(all_reduce("a", {1.0F}), true);
-    const std::uint64_t handle = engine.submit(all_reduce("b", {1.0F}));
+    const std::uint64_t abandoned = engine.submit(named_all_reduce("a", {1.0F}), true);
+    const std::uint64_t handle = engine.submit(named_all_reduce("b", {1.0F}));
     const Deadline deadline = patient();
     while (!engine.poll(handle) || !engine.poll(abandoned)) {
       expect(!deadline.has_passed(), "it was never carried out");
@@ -376,11 +370,11 @@ TEST_CASE("named engine: a promise that is put off keeps nobody waiting for ever
   const bool is_late = GENERATE(false, true);
   std::atomic<bool> has_come{false};
   run_engines(3, [&](NamedEngine& engine, int rank) {
-    must_complete(engine, all_reduce("first", {1.0F}));
+    must_complete(engine, named_all_reduce("first", {1.0F}));
     if (rank != waiting && is_late) {
       std::this_thread::sleep_for(std::chrono::milliseconds(700));  // has been asked already
     }
-    const auto gradient = all_reduce("gradient", {1.0F, 2.0F});
+    const auto gradient = named_all_reduce("gradient", {1.0F, 2.0F});
     const std::uint64_t handle = engine.submit(gradient, true);
     const Deadline deadline = patient();
     while (rank != waiting && !has_come) {
@@ -394,204 +388,6 @@ TEST_CASE("named engine: a promise that is put off keeps nobody waiting for ever
   });
 }
 
-namespace {
-
-constexpr std::chrono::milliseconds kLong{60000};
-
-std::shared_ptr<FloatOperation> large(const std::string& name, float value) {
-  return all_reduce(name, std::vector<float>(std::size_t{1} << 19, value));  // 2 MiB
-}
-
-// Engines that meet, with a patience for each rank.
-void run_meetings(const std::vector<std::chrono::milliseconds>& patience,
-                  const std::function<void(NamedEngine&, int)>& body) {
-  MemoryStore store;
-  require_no_errors(run_ranks(static_cast<int>(patience.size()), [&](int rank) {
-    NamedOptions options;
-    options.meeting_patience = patience[static_cast<std::size_t>(rank)];
-    const auto engine = make_engine(store, rank, static_cast<int>(patience.size()), options);
-    body(*engine, rank);
-    engine->shutdown();
-  }));
-}
-
-}  // namespace
-
-TEST_CASE("named engine: what ranks meet for is done before anybody waits") {
-  for (const std::size_t n : {1U, 2U, 3U}) {
-    run_meetings(std::vector(n, kLong), [n](NamedEngine& engine, int) {
-      for (int round = 0; round < 20; ++round) {
-        const auto small = all_reduce("small", {1.0F});
-        small->editable->priority = 1;  // it comes last
-        const auto operation = large("large", 2.0F);
-        const std::uint64_t with_it = engine.submit(small, true);
-        const std::uint64_t handle = engine.submit(operation, true);
-        engine.meet(handle, nullptr);
-        expect(engine.poll(handle), "not done after the meeting");
-        expect(engine.poll(with_it), "what was submitted before did not come along");
-        engine.wait(with_it, nullptr);
-        engine.wait(handle, nullptr);
-        const auto ranks = static_cast<float>(n);
-        expect(operation->data.front() == 2 * ranks && operation->data.back() == 2 * ranks,
-               "wrong sum");
-      }
-    });
-  }
-}
-
-TEST_CASE("named engine: a meeting to which somebody comes too late ends") {
-  std::latch has_left(1);
-  std::latch has_looked(1);
-  run_meetings({std::chrono::milliseconds(5), kLong}, [&](NamedEngine& engine, int rank) {
-    // Rank 0, which decides, comes first, and has gone when the other one comes.
-    const auto operation = large("large", 1.0F);
-    if (rank == 1) {
-      has_left.wait();
-    }
-    const std::uint64_t handle = engine.submit(operation, true);
-    const auto started = Clock::now();
-    engine.meet(handle, nullptr);
-    expect(Clock::now() - started < kLong / 2, "waited for a rank that had gone");
-    expect(!engine.poll(handle), "done alone");
-    if (rank == 0) {
-      has_left.count_down();
-      has_looked.wait();
-    } else {
-      has_looked.count_down();
-    }
-    engine.wait(handle, nullptr);
-    expect(!operation->error && operation->data.front() == 2, "wrong sum");
-  });
-}
-
-TEST_CASE("named engine: a meeting to which the coordinator comes too late ends") {
-  std::latch has_left(1);
-  std::latch has_met(1);
-  run_meetings({kLong, std::chrono::milliseconds(5)}, [&](NamedEngine& engine, int rank) {
-    const auto operation = large("large", 1.0F);
-    if (rank == 0) {
-      has_left.wait();
-    }
-    const std::uint64_t handle = engine.submit(operation, true);
-    engine.meet(handle, nullptr);
-    if (rank == 0) {
-      // The other one, whose thread has gone on, takes part by its background thread.
-      expect(engine.poll(handle), "not done after the meeting");
-      has_met.count_down();
-    } else {
-      has_left.count_down();
-      has_met.wait();
-    }
-    engine.wait(handle, nullptr);
-    expect(!operation->error && operation->data.front() == 2, "wrong sum");
-  });
-}
-
-namespace {
-
-// Ranks that have given up meetings find each other again, since they try the same ones; `begin` is
-// what they do before.
-void must_find_each_other(const std::function<void(NamedEngine&, int)>& begin) {
-  constexpr int kLate = 2 * WaitTrust::kMost;
-  constexpr int kInTime = 4 * static_cast<int>(WaitTrust::kWaitsBetweenTrials);
-  constexpr std::chrono::milliseconds kPatience{200};
-  std::vector<std::unique_ptr<std::latch>> has_left;
-  for (int i = 0; i < kLate; ++i) {
-    has_left.push_back(std::make_unique<std::latch>(1));
-  }
-  std::barrier both_have_left(2);
-  std::atomic<int> held_in_vain{0};
-  run_meetings({kPatience, kPatience}, [&](NamedEngine& engine, int rank) {
-    begin(engine, rank);
-    const auto meet = [&](const std::function<void()>& before_wait) {
-      const auto operation = large("large", 1.0F);
-      const std::uint64_t handle = engine.submit(operation, true);
-      engine.meet(handle, nullptr);
-      const bool has_met = engine.poll(handle);
-      before_wait();
-      engine.wait(handle, nullptr);
-      expect(operation->data.front() == 2, "wrong sum");
-      return has_met;
-    };
-    // Rank 0 is late, until the other one holds no meetings any more; then both lose trust.
-    for (int i = 0; i < kLate; ++i) {
-      const auto started = Clock::now();
-      if (rank == 0) {
-        has_left[static_cast<std::size_t>(i)]->wait();
-      }
-      meet([&] {
-        if (rank == 1) {
-          held_in_vain += Clock::now() - started >= kPatience ? 1 : 0;
-          has_left[static_cast<std::size_t>(i)]->count_down();
-        }
-      });
-    }
-    int n_met = 0;
-    for (int i = 0; i < kInTime; ++i) {
-      n_met += meet([&] { both_have_left.arrive_and_wait(); }) ? 1 : 0;
-    }
-    expect(n_met > kInTime / 4, "met ", n_met, " times of ", kInTime);
-  });
-  REQUIRE(held_in_vain.load() < kLate);
-}
-
-}  // namespace
-
-TEST_CASE("named engine: ranks that give up meetings find each other again") {
-  must_find_each_other([](NamedEngine&, int) {});
-}
-
-TEST_CASE("named engine: meetings are counted anew after a join") {
-  must_find_each_other([](NamedEngine& engine, int rank) {
-    if (rank == 1) {
-      const auto alone = large("alone", 1.0F);
-      const std::uint64_t handle = engine.submit(alone, true);
-      engine.meet(handle, nullptr);
-      engine.wait(handle, nullptr);  // rank 0 joins, and takes part with zeros
-      expect(alone->data.front() == 1, "wrong sum");
-    }
-    must_complete(engine, std::make_shared<SignalOperation>(NamedKind::kJoin, kJoinName));
-  });
-}
-
-TEST_CASE("named engine: nobody meets for what is small, done or unknown") {
-  run_meetings({kLong, kLong}, [](NamedEngine& engine, int rank) {
-    const auto started = Clock::now();
-    engine.meet(12345, nullptr);
-    const auto operation = all_reduce("small", {1.0F});
-    const std::uint64_t handle = engine.submit(operation, true);
-    if (rank == 0) {
-      engine.meet(handle, nullptr);  // the other one never does
-    }
-    engine.wait(handle, nullptr);
-    const auto big = large("large", 1.0F);
-    const std::uint64_t done = engine.submit(big, true);
-    while (rank == 1 && !engine.poll(done)) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    }
-    if (rank == 1) {
-      engine.meet(done, nullptr);
-    }
-    engine.wait(done, nullptr);
-    expect(Clock::now() - started < kLong / 2, "waited");
-  });
-}
-
-TEST_CASE("named engine: an abort ends a meeting") {
-  run_meetings({kLong, kLong}, [](NamedEngine& engine, int rank) {
-    if (rank == 1) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(50));  // the other one waits already
-      engine.abort("enough");
-      return;
-    }
-    const auto operation = large("large", 1.0F);
-    const std::uint64_t handle = engine.submit(operation, true);
-    engine.meet(handle, nullptr);
-    engine.wait(handle, nullptr);
-    expect(contains(error_text(*operation), "rank 1 aborted: enough"), error_text(*operation));
-  });
-}
-
 TEST_CASE("named engine: threads that submit and wait at once") {
   run_engines(2, [](NamedEngine& engine, int /*rank*/) {
     constexpr int kThreads = 3;
@@ -601,7 +397,7 @@ TEST_CASE("named engine: threads that submit and wait at once") {
     for (int thread = 0; thread < kThreads; ++thread) {
       threads.emplace_back([&engine, &wrong, thread] {
         for (int i = 0; i < 100; ++i) {
-          const auto step = all_reduce(concat("thread", thread), {1.0F});
+          const auto step = named_all_reduce(concat("thread", thread), {1.0F});
           const auto done = engine.wait(engine.submit(step, thread != 0), nullptr);
           wrong += done == nullptr || done->error || step->data[0] != 2;
         }
