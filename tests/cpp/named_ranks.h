@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "cross/tcp_control_channel.h"
@@ -136,11 +137,13 @@ struct FloatOperation final : NamedOperation {
 
   Span allocate(std::size_t /*index*/, std::int64_t n) override {
     result.resize(static_cast<std::size_t>(n));
+    allocated_by = std::this_thread::get_id();
     return {reinterpret_cast<std::byte*>(result.data()), result.size() * sizeof(float)};
   }
 
   std::vector<float> data;
   std::vector<float> result;
+  std::thread::id allocated_by;  // whoever carried it out
   std::shared_ptr<NamedRequest> editable;  // before it is submitted
 };
 
