@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "reduce/half_vectors.inl"
+#include "reduce/passes.inl"
 
 namespace horon {
 namespace {
@@ -30,40 +31,46 @@ struct HalfPasses {
     return {Fold::fold(a.first, b.first), Fold::fold(a.second, b.second)};
   }
 
-  static void finish(void* dst, size_t at, HalfVector acc, FloatVector n_sources) {
+  template <class Targets>
+  static void finish(Targets to, size_t at, HalfVector acc, FloatVector n_sources) {
     if (kDivide == Divide::kByCount) acc = {acc.first / n_sources, acc.second / n_sources};
-    Vectors::encode(static_cast<char*>(dst) + at * sizeof(uint16_t), acc);
+    to.each(
+        [=](void* dst) { Vectors::encode(static_cast<char*>(dst) + at * sizeof(uint16_t), acc); });
   }
 
-  static size_t two_sources(void* dst, const void* const* sources, size_t count,
+  template <class Targets>
+  static size_t two_sources(Targets to, const void* const* sources, size_t count,
                             const double* factors) {
     const void *s0 = sources[0], *s1 = sources[1];
     const FloatVector f0 = factor_of(factors, 0), f1 = factor_of(factors, 1),
                       two = splat_float(2.0f);
     size_t at = 0;
     for (; at + kHalfVectorCount <= count; at += kHalfVectorCount) {
-      finish(dst, at, fold(term(s0, at, f0), term(s1, at, f1)), two);
+      finish(to, at, fold(term(s0, at, f0), term(s1, at, f1)), two);
     }
     return at;
   }
 
-  static size_t any_number(void* dst, const void* const* sources, int n, size_t count,
+  template <class Targets>
+  static size_t any_number(Targets to, const void* const* sources, int n, size_t count,
                            const double* factors) {
     const FloatVector f0 = factor_of(factors, 0), n_sources = splat_float(static_cast<float>(n));
     size_t at = 0;
     for (; at + kHalfVectorCount <= count; at += kHalfVectorCount) {
       HalfVector acc = term(sources[0], at, f0);
       for (int r = 1; r < n; ++r) acc = fold(acc, term(sources[r], at, factor_of(factors, r)));
-      finish(dst, at, acc, n_sources);
+      finish(to, at, acc, n_sources);
     }
     return at;
   }
 
-  static void kernel(void* dst, const void* const* sources, int n, size_t count,
+  static void kernel(void* dst, void* also, const void* const* sources, int n, size_t count,
                      const double* factors) {
-    const size_t done = n == 2 ? two_sources(dst, sources, count, factors)
-                               : any_number(dst, sources, n, count, factors);
-    if (done < count) Tail::range(dst, sources, n, done, count, factors);
+    with_targets(dst, also, [=](auto to) {
+      const size_t done = n == 2 ? two_sources(to, sources, count, factors)
+                                 : any_number(to, sources, n, count, factors);
+      if (done < count) Tail::range(to, sources, n, done, count, factors);
+    });
   }
 };
 

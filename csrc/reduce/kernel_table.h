@@ -16,8 +16,9 @@
 
 namespace horon {
 
-// Requires n_sources >= 1, unit_count >= 1 and factors for kPremulSum; otherwise as reduce().
-using ReduceKernel = void (*)(void* dst, const void* const* sources, int n_sources,
+// Requires n_sources >= 1, unit_count >= 1 and factors for kPremulSum; otherwise as
+// reduce_to_both(), but that `also` may be null.
+using ReduceKernel = void (*)(void* dst, void* also, const void* const* sources, int n_sources,
                               size_t unit_count, const double* factors);
 
 struct KernelEntry {
@@ -42,9 +43,9 @@ const KernelTable* kernels_for(InstructionSet set);
 // The best that this CPU has; decided at the first call.
 const KernelTable& active_kernels();
 
-// reduce() with the kernels of the caller's choice.
-void reduce_with(const KernelTable& kernels, void* dst, const void* const* sources, int n_sources,
-                 size_t count, DType dtype, ReduceOp op, const double* factors);
+// reduce_to_both() with the kernels of the caller's choice; reduce(), if `also` is null.
+void reduce_with(const KernelTable& kernels, void* dst, void* also, const void* const* sources,
+                 int n_sources, size_t count, DType dtype, ReduceOp op, const double* factors);
 
 const KernelTable& baseline_kernels();
 const KernelTable& avx2_kernels();    // x86-64 only; requires AVX2 and F16C.

@@ -4,9 +4,9 @@
 
 #include <cstddef>
 
-// dst may be one of the sources. The iterations are still independent, but a compiler that checks
-// at run time whether arrays overlap would send just the in-place case, the common one, to its
-// scalar loop.
+// A target may be one of the sources. The iterations are still independent, but a compiler that
+// checks at run time whether arrays overlap would send just the in-place case, the common one, to
+// its scalar loop.
 #if defined(__clang__)
 #pragma clang diagnostic ignored \
     "-Wpass-failed"  // Integer division has no vector form; that is no news.
@@ -32,6 +32,40 @@ inline void store(void* base, size_t i, T value) {
   __builtin_memcpy(static_cast<char*>(base) + i * sizeof(T), &value, sizeof(T));
 }
 
+// Where results go.
+struct OneTarget {
+  void* dst;
+  template <class Body>
+  void each(Body body) const {
+    body(dst);
+  }
+};
+
+struct TwoTargets {
+  void* dst;
+  void* also;
+  template <class Body>
+  void each(Body body) const {
+    body(dst);
+    body(also);
+  }
+};
+
+// Calls body with the targets that there are.
+template <class Body>
+inline void with_targets(void* dst, void* also, Body body) {
+  if (also == nullptr) {
+    body(OneTarget{dst});
+  } else {
+    body(TwoTargets{dst, also});
+  }
+}
+
+template <class T, class Targets>
+inline void store(Targets targets, size_t i, T value) {
+  targets.each([=](void* base) { store<T>(base, i, value); });
+}
+
 template <class Body>
 inline void for_each_index(size_t count, Body body) {
   HORON_INDEPENDENT_ITERATIONS
@@ -53,26 +87,27 @@ struct Passes {
   }
 
   // Folds units [begin, end).
-  static void range(void* dst, const void* const* sources, int n, size_t begin, size_t end,
+  template <class Targets>
+  static void range(Targets to, const void* const* sources, int n, size_t begin, size_t end,
                     const double* factors) {
     const Finish finish(n);
     const Term t0 = term(factors, 0);
     if (n == 1) {
       const void* s0 = sources[0];
       for_each_index(end - begin, [=](size_t i) {
-        store<Element>(dst, begin + i, finish(t0(load<Element>(s0, begin + i))));
+        store<Element>(to, begin + i, finish(t0(load<Element>(s0, begin + i))));
       });
     } else if (n == 2) {
       const void *s0 = sources[0], *s1 = sources[1];
       const Term t1 = term(factors, 1);
       for_each_index(end - begin, [=](size_t i) {
         const size_t at = begin + i;
-        store<Element>(dst, at,
+        store<Element>(to, at,
                        finish(Fold::fold(t0(load<Element>(s0, at)), t1(load<Element>(s1, at)))));
       });
     } else {
       for (size_t at = begin; at < end; at += kBlock) {
-        block(dst, sources, n, at, end - at < kBlock ? end - at : kBlock, factors, finish);
+        block(to, sources, n, at, end - at < kBlock ? end - at : kBlock, factors, finish);
       }
     }
   }
@@ -86,9 +121,10 @@ struct Passes {
     });
   }
 
-  // n >= 3. One source at a time: GCC 12 does not vectorise two FloatMin in a row. dst is written
-  // last, as it may be any of the sources.
-  static void block(void* dst, const void* const* sources, int n, size_t begin, size_t count,
+  // n >= 3. One source at a time: GCC 12 does not vectorise two FloatMin in a row. The
+  // targets are written last, as they may be any of the sources.
+  template <class Targets>
+  static void block(Targets to, const void* const* sources, int n, size_t begin, size_t count,
                     const double* factors, Finish finish) {
     alignas(64) Acc acc[kBlock];
     Acc* const sums = acc;
@@ -99,14 +135,14 @@ struct Passes {
     });
     for (int r = 2; r < n - 1; ++r) add_one(sums, sources[r], begin, count, term(factors, r));
     for_each_index(count, [=](size_t i) {
-      store<Element>(dst, begin + i,
+      store<Element>(to, begin + i,
                      finish(Fold::fold(sums[i], last_term(load<Element>(last, begin + i)))));
     });
   }
 
-  static void kernel(void* dst, const void* const* sources, int n, size_t count,
+  static void kernel(void* dst, void* also, const void* const* sources, int n, size_t count,
                      const double* factors) {
-    range(dst, sources, n, 0, count, factors);
+    with_targets(dst, also, [=](auto to) { range(to, sources, n, 0, count, factors); });
   }
 };
 

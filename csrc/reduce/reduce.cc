@@ -64,8 +64,8 @@ std::string why_not_reducible(DType dtype, ReduceOp op) {
   return what + " is not supported";
 }
 
-void reduce_with(const KernelTable& kernels, void* dst, const void* const* sources, int n_sources,
-                 size_t count, DType dtype, ReduceOp op, const double* factors) {
+void reduce_with(const KernelTable& kernels, void* dst, void* also, const void* const* sources,
+                 int n_sources, size_t count, DType dtype, ReduceOp op, const double* factors) {
   if (!is_known(dtype, op)) throw_invalid(n_sources, dtype, op);
   const KernelEntry& entry = kernels.entries[static_cast<int>(dtype)][static_cast<int>(op)];
   const bool scales = op == ReduceOp::kPremulSum;
@@ -74,15 +74,24 @@ void reduce_with(const KernelTable& kernels, void* dst, const void* const* sourc
   if (count == 0) return;
   // A bool still goes through its kernel, which turns any true byte into 1.
   if (n_sources == 1 && !scales && dtype != DType::kBool) {
-    if (dst != sources[0]) std::memcpy(dst, sources[0], count * element_bytes(dtype));
+    for (void* target : {dst, also}) {
+      if (target != nullptr && target != sources[0]) {
+        std::memcpy(target, sources[0], count * element_bytes(dtype));
+      }
+    }
     return;
   }
-  entry.kernel(dst, sources, n_sources, count * entry.units_per_element, factors);
+  entry.kernel(dst, also, sources, n_sources, count * entry.units_per_element, factors);
 }
 
 void reduce(void* dst, const void* const* sources, int n_sources, size_t count, DType dtype,
             ReduceOp op, const double* factors) {
-  reduce_with(active_kernels(), dst, sources, n_sources, count, dtype, op, factors);
+  reduce_with(active_kernels(), dst, nullptr, sources, n_sources, count, dtype, op, factors);
+}
+
+void reduce_to_both(void* dst, void* also, const void* const* sources, int n_sources, size_t count,
+                    DType dtype, ReduceOp op, const double* factors) {
+  reduce_with(active_kernels(), dst, also, sources, n_sources, count, dtype, op, factors);
 }
 
 const char* active_instruction_set() { return active_kernels().name; }

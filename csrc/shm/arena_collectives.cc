@@ -103,6 +103,7 @@ class WholeTensors {
   void reduce_stretch(std::uint64_t begin, std::uint64_t end, const double* factors,
                       SharedStore& store) const {
     const std::size_t element = request_.element_bytes;
+    const auto n_ranks = static_cast<int>(tensors_.size());
     InlineVector<const void*, 16> sources;
     sources.resize(tensors_.size(), nullptr);
     const std::uint64_t block = kBlockBytes / element;
@@ -112,10 +113,17 @@ class WholeTensors {
       for (std::size_t i = 0; i < tensors_.size(); ++i) {
         sources[i] = tensors_[i] + offset;
       }
-      reduce(targets_[0] + offset, sources.data(), static_cast<int>(tensors_.size()), part,
-             request_.dtype, request_.op, factors);
-      for (std::size_t i = 1; i < targets_.size(); ++i) {
-        store.copy(targets_[i] + offset, targets_[0] + offset, part * element);
+      std::byte* const result = targets_[0] + offset;
+      std::size_t n_stored = 1;
+      if (targets_.size() > 1 && !store.wants_copy()) {
+        reduce_to_both(result, targets_[1] + offset, sources.data(), n_ranks, part, request_.dtype,
+                       request_.op, factors);
+        n_stored = 2;
+      } else {
+        reduce(result, sources.data(), n_ranks, part, request_.dtype, request_.op, factors);
+      }
+      for (std::size_t i = n_stored; i < targets_.size(); ++i) {
+        store.copy(targets_[i] + offset, result, part * element);
       }
     }
   }

@@ -49,10 +49,19 @@ void reduce_and_return(std::byte* to, InlineVector<std::byte*, 16> also_to,
         prefetch_for_write(target + bytes, next * request.element_bytes);
       }
     }
-    reduce(to, sources.data(), static_cast<int>(sources.size()), part, request.dtype, request.op,
-           factors);
+    const auto n_sources = static_cast<int>(sources.size());
+    std::size_t n_stored = 0;
+    if (is_streaming || also_to.empty()) {
+      reduce(to, sources.data(), n_sources, part, request.dtype, request.op, factors);
+    } else {
+      reduce_to_both(to, also_to[n_stored++], sources.data(), n_sources, part, request.dtype,
+                     request.op, factors);
+    }
+    for (; n_stored < also_to.size(); ++n_stored) {
+      is_streaming ? copy_streaming(also_to[n_stored], to, bytes)
+                   : (void)std::memcpy(also_to[n_stored], to, bytes);
+    }
     for (std::byte*& target : also_to) {
-      is_streaming ? copy_streaming(target, to, bytes) : (void)std::memcpy(target, to, bytes);
       target += bytes;
     }
     for (const void*& source : sources) {

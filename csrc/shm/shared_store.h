@@ -49,6 +49,9 @@ class SharedStore {
   // at once unless streaming. See line_copies.h.
   void swap(std::byte* to, std::size_t to_bytes, std::byte* shared, const std::byte* from,
             std::size_t from_bytes);
+  // For callers that can store what they make without a copy, block by block: whether the next one
+  // should come through copy() all the same, to stream it or to time it.
+  bool wants_copy() { return is_streaming() || ++offered_ % kOfferedBlocks == 0; }
   // For results that are stored block by block: the caller asks once and copies itself.
   bool is_streaming() const { return choice_.way() == StoreChoice::Way::kStreaming; }
 
@@ -57,8 +60,11 @@ class SharedStore {
 
   void copy_untimed(std::byte* to, const std::byte* from, std::size_t bytes) const;
 
+  static constexpr std::uint32_t kOfferedBlocks = 16;
+
   StoreChoice choice_;
   std::uint32_t untimed_ = 0;
+  std::uint32_t offered_ = 0;
 };
 
 }  // namespace horon

@@ -105,9 +105,10 @@ struct Case {
     for (int r = 0; r < n; ++r) sources.push_back(random_elements(count, dtype, random));
   }
 
-  // Into source `in_place` if that is not -1, everything `offset` bytes off a 64-byte boundary.
-  // Checks the guard bytes.
-  std::vector<char> run(const KernelTable& kernels, int in_place, size_t offset) const {
+  // Into source `in_place` if that is not -1, and, for `to_both`, into the memory next to that as
+  // well; everything `offset` bytes off a 64-byte boundary. Checks the guard bytes.
+  std::vector<char> run(const KernelTable& kernels, int in_place, size_t offset,
+                        bool to_both = false) const {
     const size_t bytes = count * element_bytes(dtype), stride = (bytes + 64 + 127) / 64 * 64;
     std::vector<char> memory(stride * static_cast<size_t>(n + 1) + 64, kGuardByte);
     char* base =
@@ -117,13 +118,18 @@ struct Case {
       std::copy(sources[r].begin(), sources[r].end(), base + stride * r);
       pointers.push_back(base + stride * r);
     }
-    char* dst = base + stride * (in_place < 0 ? n : in_place);
-    reduce_with(kernels, dst, pointers.data(), n, count, dtype, op, kFactors);
+    const int place = in_place < 0 ? n : in_place;
+    const int other_place = to_both ? (place + 1) % (n + 1) : place;
+    char* dst = base + stride * place;
+    char* also = base + stride * other_place;
+    reduce_with(kernels, dst, to_both ? also : nullptr, pointers.data(), n, count, dtype, op,
+                kFactors);
+    REQUIRE(std::equal(dst, dst + bytes, also));
     for (int r = 0; r <= n; ++r) {
       const char* end = base + stride * r + bytes;
       if (end + 32 <= memory.data() + memory.size())
         REQUIRE(std::count(end, end + 32, kGuardByte) == 32);
-      if (r < n && r != in_place)
+      if (r < n && r != place && r != other_place)
         REQUIRE(std::equal(sources[r].begin(), sources[r].end(), base + stride * r));
     }
     return std::vector<char>(dst, dst + bytes);
@@ -146,7 +152,7 @@ std::vector<uint16_t> reduce_halves(const KernelTable& kernels,
   std::vector<const void*> pointers;
   for (const auto& source : sources) pointers.push_back(source.data());
   std::vector<uint16_t> result(sources[0].size());
-  reduce_with(kernels, result.data(), pointers.data(), static_cast<int>(sources.size()),
+  reduce_with(kernels, result.data(), nullptr, pointers.data(), static_cast<int>(sources.size()),
               result.size(), dtype, op, factors);
   return result;
 }
@@ -170,11 +176,13 @@ TEST_CASE("reduce agrees with a plain reference", "[reduce]") {
           for (int in_place = -1; in_place < n; ++in_place) {
             // Aligned, aligned to the element only, and not even that.
             for (size_t offset : {size_t{0}, element_bytes(dtype), size_t{1}}) {
-              INFO(name(dtype) << ' ' << name(op) << " n=" << n << " count=" << count << ' '
-                               << kernels->name << " in_place=" << in_place
-                               << " offset=" << offset);
-              const std::vector<char> got = one.run(*kernels, in_place, offset);
-              REQUIRE(same(got.data(), expected.data(), got.size(), dtype));
+              for (bool to_both : {false, true}) {
+                INFO(name(dtype) << ' ' << name(op) << " n=" << n << " count=" << count << ' '
+                                 << kernels->name << " in_place=" << in_place
+                                 << " offset=" << offset << " to_both=" << to_both);
+                const std::vector<char> got = one.run(*kernels, in_place, offset, to_both);
+                REQUIRE(same(got.data(), expected.data(), got.size(), dtype));
+              }
             }
           }
         }
@@ -199,8 +207,8 @@ TEST_CASE("reduce gives the same bits with every instruction set and chunking", 
           for (size_t at = 0; at < count; at += chunk) {
             for (size_t r = 0; r < sources.size(); ++r)
               pointers[r] = sources[r].data() + at * element_bytes(dtype);
-            reduce_with(*kernels, result.data() + at * element_bytes(dtype), pointers.data(), n,
-                        std::min(chunk, count - at), dtype, op, factors.data());
+            reduce_with(*kernels, result.data() + at * element_bytes(dtype), nullptr,
+                        pointers.data(), n, std::min(chunk, count - at), dtype, op, factors.data());
           }
           results.push_back(result);
           INFO(name(dtype) << ' ' << name(op) << " n=" << n << ' ' << kernels->name
@@ -285,7 +293,8 @@ TEST_CASE("reduce propagates NaN whatever its rank and place", "[reduce]") {
             set(one_nan, nan_at, std::nan(""));
             std::vector<const void*> pointers(static_cast<size_t>(n), one.data());
             pointers[static_cast<size_t>(with_nan)] = one_nan.data();
-            reduce_with(*kernels, got.data(), pointers.data(), n, count, dtype, op, nullptr);
+            reduce_with(*kernels, got.data(), nullptr, pointers.data(), n, count, dtype, op,
+                        nullptr);
             auto expected = one;
             for (size_t i = 0; i < count; ++i) set(expected, i, op == ReduceOp::kSum ? n : 1.0);
             set(expected, nan_at, std::nan(""));
