@@ -84,8 +84,11 @@ TEST_CASE("line kernels: all instruction sets of this CPU do the same") {
                       from.data() + kGuardBytes + offset, bytes);
         REQUIRE(to == expected_to);
         REQUIRE(shared == expected_shared);
-        kernels->copy(to.data() + kGuardBytes + offset, from.data() + kGuardBytes + offset, bytes);
-        REQUIRE(to == from);
+        for (const auto copy : {kernels->copy, kernels->copy_ahead}) {
+          to = guarded(bytes, offset, random);
+          copy(to.data() + kGuardBytes + offset, from.data() + kGuardBytes + offset, bytes);
+          REQUIRE(to == from);
+        }
       }
     }
   }
