@@ -1,5 +1,6 @@
 #include "core/options.h"
 
+#include <algorithm>
 #include <charconv>
 #include <cstdlib>
 #include <cstring>
@@ -47,6 +48,15 @@ void check_range(const char* what, std::size_t value, std::size_t low, std::size
 
 }  // namespace
 
+std::size_t automatic_ring_bytes(int n_ranks) {
+  constexpr std::size_t kMostBytes = std::size_t{2} << 20;
+  constexpr std::size_t kMostTogether = std::size_t{16} << 20;
+  const auto n = static_cast<std::size_t>(n_ranks);
+  const std::size_t share = kMostTogether / std::max<std::size_t>(n * (n - 1), 1);
+  return std::clamp(share / kLeastAutomaticRingBytes * kLeastAutomaticRingBytes,
+                    kLeastAutomaticRingBytes, kMostBytes);
+}
+
 Options Options::from_environment() {
   Options options;
   read_bytes("HORON_INLINE_BYTES", &options.inline_bytes);
@@ -89,8 +99,11 @@ void Options::validate() const {
   check_range("inline_bytes", inline_bytes, 0, kMaxBytes);
   check_range("deposit_bytes", deposit_bytes, 4096, kMaxBytes);
   check_range("buffer_bytes", buffer_bytes, 4096, kMaxBytes);
-  check_range("ring_bytes", ring_bytes, 4096, kMaxBytes);
-  check_range("eager_bytes", eager_bytes, 0, ring_bytes / 4);
+  if (ring_bytes != 0) {
+    check_range("ring_bytes", ring_bytes, 4096, kMaxBytes);
+  }
+  check_range("eager_bytes", eager_bytes, 0,
+              (ring_bytes != 0 ? ring_bytes : kLeastAutomaticRingBytes) / 4);
   check_range("cuda_batch_bytes", cuda_batch_bytes, 0, kMaxBytes);
 }
 

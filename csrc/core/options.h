@@ -8,6 +8,12 @@
 
 namespace horon {
 
+// What a ring for point-to-point messages has where nobody has chosen: 2 MiB with two ranks, as a
+// data ring has and for the same reason (Note [Data rings]); all of a group together at most 16
+// MiB, but each at least kLeastAutomaticRingBytes.
+inline constexpr std::size_t kLeastAutomaticRingBytes = std::size_t{64} * 1024;
+std::size_t automatic_ring_bytes(int n_ranks);
+
 struct Options {
   // Messages that publish at most this many bytes a rank travel in one step, with the header.
   // Default 8 KiB. Larger: fewer synchronisations for middling sizes, but each rank reads n times
@@ -25,9 +31,10 @@ struct Options {
   // shared one; see Note [Data rings]. Environment: HORON_BUFFER_BYTES.
   std::size_t buffer_bytes = std::size_t{2} * 1024 * 1024;
 
-  // Ring between each ordered pair of ranks, for point-to-point messages. Default 64 KiB. Pages are
-  // taken from the system only when a pair talks. Environment: HORON_RING_BYTES.
-  std::size_t ring_bytes = std::size_t{64} * 1024;
+  // Ring between each ordered pair of ranks, for point-to-point messages. Default 0: by the number
+  // of ranks, see automatic_ring_bytes(). Pages are taken from the system only when a pair talks.
+  // Environment: HORON_RING_BYTES.
+  std::size_t ring_bytes = 0;
 
   // Point-to-point messages of at most this many bytes are sent without asking the receiver first.
   // Default 8 KiB. Environment: HORON_EAGER_BYTES.

@@ -141,8 +141,10 @@ bool P2pEngine::write_message(int peer, const Op& op, bool* finished) {
     return false;
   }
   frame.type = FrameType::kData;
-  // Parts of a quarter of the ring, so that both sides copy at the same time.
-  const std::uint64_t part_limit = segment_->layout().ring_bytes() / 4;
+  // Small parts, so that both sides copy at the same time.
+  constexpr std::uint64_t kMostPart = std::uint64_t{64} * 1024;
+  const std::uint64_t part_limit =
+      std::min<std::uint64_t>(segment_->layout().ring_bytes() / 4, kMostPart);
   frame.payload_bytes = std::min({left, static_cast<std::uint64_t>(room), part_limit});
   ring.write(frame, op->data + op->transferred, &store_);
   op->transferred += frame.payload_bytes;

@@ -25,7 +25,7 @@ SegmentLayout::SegmentLayout(int n_ranks, const Options& options)
       buffer_bytes_(round_up(
           std::max(options.buffer_bytes, 4 * static_cast<std::size_t>(n_ranks) * kCacheLineBytes),
           kPageBytes)),
-      ring_bytes_(options.ring_bytes) {
+      ring_bytes_(options.ring_bytes != 0 ? options.ring_bytes : automatic_ring_bytes(n_ranks)) {
   const auto n = static_cast<std::size_t>(n_ranks);
   // Room for a few of the largest deposits, however many ranks there are.
   const std::size_t largest = round_up(header_bytes(n_ranks) + inline_bytes_, kCacheLineBytes);

@@ -83,7 +83,7 @@ TEST_CASE("values that make no sense are refused by name") {
            Row{"HORON_BUFFER_BYTES", "4097", "buffer_bytes"},
            Row{"HORON_BUFFER_BYTES", "1073741888", "buffer_bytes"},
            Row{"HORON_INLINE_BYTES", "65", "inline_bytes"},
-           Row{"HORON_RING_BYTES", "0", "ring_bytes"},
+           Row{"HORON_RING_BYTES", "64", "ring_bytes"},
            Row{"HORON_EAGER_BYTES", "65536", "eager_bytes"},
            Row{"HORON_EAGER_BYTES", "100", "eager_bytes"},
        }) {
@@ -125,8 +125,27 @@ TEST_CASE("whether threads may be moved comes from the environment") {
   REQUIRE(contains(text_of(error), "HORON_MOVE_THREADS: expected on or off, got 'no'"));
 }
 
+TEST_CASE("rings of a group get less the more ranks there are") {
+  const std::vector<std::pair<int, std::size_t>> expected{{1, std::size_t{2} << 20},
+                                                          {2, std::size_t{2} << 20},
+                                                          {3, std::size_t{2} << 20},
+                                                          {4, 21 * 65536},
+                                                          {8, 4 * 65536},
+                                                          {16, 65536},
+                                                          {17, 65536},
+                                                          {4096, 65536}};
+  for (const auto& [n_ranks, bytes] : expected) {
+    INFO(n_ranks << " ranks");
+    REQUIRE(automatic_ring_bytes(n_ranks) == bytes);
+  }
+}
+
 TEST_CASE("an eager message always fits into the ring beside others") {
   Options options;
+  options.eager_bytes = kLeastAutomaticRingBytes / 4;  // the ring as small as it may become
+  REQUIRE_NOTHROW(options.validate());
+  options.eager_bytes += 64;
+  REQUIRE_THROWS_AS(options.validate(), UsageError);
   options.ring_bytes = 4096;
   options.eager_bytes = 1024;
   REQUIRE_NOTHROW(options.validate());
