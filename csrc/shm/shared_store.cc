@@ -24,8 +24,7 @@ constexpr std::uint32_t kUntimedCopies = 8;
 
 bool StoreChoice::wants_trial() {
   const bool is_other_unknown = (way_ == Way::kCached ? streaming_ : cached_) == 0;
-  const bool is_own_known = (way_ == Way::kCached ? cached_ : streaming_) != 0;
-  if ((is_other_unknown && is_own_known) || copies_ >= kCopiesBetweenTrials) {
+  if ((is_other_unknown && copies_ >= kCopiesBeforeFirstTrial) || copies_ >= kCopiesBetweenTrials) {
     copies_ = 0;
     return true;
   }
@@ -36,9 +35,11 @@ void StoreChoice::record(Way way, std::size_t bytes, double nanoseconds) {
   ++copies_;
   double& speed = way == Way::kCached ? cached_ : streaming_;
   const double sample = nanoseconds / static_cast<double>(bytes);
-  // An interrupted copy says nothing; several slow ones in a row do.
-  const double bounded = speed != 0 && sample > 4 * speed ? 4 * speed : sample;
-  speed = speed == 0 ? sample : 0.5 * speed + 0.5 * bounded;
+  if (speed == 0 || sample < speed) {
+    speed = sample;
+  } else {  // an interrupted copy says nothing; several slow ones in a row do
+    speed = 0.5 * speed + 0.5 * std::min(sample, 4 * speed);
+  }
   if (cached_ != 0 && streaming_ != 0) {
     way_ = cached_ > kLeastAdvantage * streaming_ ? Way::kStreaming : Way::kCached;
   }

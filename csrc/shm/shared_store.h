@@ -6,7 +6,8 @@
 // sockets, virtual CPUs that were moved apart) it was measured to be ten times slower than storing
 // past the caches, while reading is about as fast either way. Within one cache, on the other hand,
 // what was streamed has to come back from memory. So both are timed, and streaming is used where it
-// is at least twice as fast. It changes nothing but the time, so ranks need not agree.
+// is at least twice as fast. A fast copy counts at once, since only the way makes a copy fast; slow
+// ones count little by little. It changes nothing but the time, so ranks need not agree.
 #pragma once
 
 #include <cstddef>
@@ -27,6 +28,9 @@ class StoreChoice {
 
  private:
   static constexpr std::uint32_t kCopiesBetweenTrials = 64;
+  // The first copies into new memory wait for its pages: taken for what such a copy takes, they
+  // made streaming look many times faster, for hundreds of copies.
+  static constexpr std::uint32_t kCopiesBeforeFirstTrial = 8;
   static constexpr double kLeastAdvantage = 2;
 
   double cached_ = 0;     // nanoseconds per byte; 0: not known
