@@ -50,7 +50,7 @@ void check_range(const char* what, std::size_t value, std::size_t low, std::size
 
 std::size_t automatic_ring_bytes(int n_ranks) {
   constexpr std::size_t kMostBytes = std::size_t{2} << 20;
-  constexpr std::size_t kMostTogether = std::size_t{16} << 20;
+  constexpr std::size_t kMostTogether = std::size_t{8} << 20;
   const auto n = static_cast<std::size_t>(n_ranks);
   const std::size_t share = kMostTogether / std::max<std::size_t>(n * (n - 1), 1);
   return std::clamp(share / kLeastAutomaticRingBytes * kLeastAutomaticRingBytes,

@@ -9,8 +9,9 @@
 namespace horon {
 
 // What a ring for point-to-point messages has where nobody has chosen: 2 MiB with two ranks, as a
-// data ring has and for the same reason (Note [Data rings]); all of a group together at most 16
-// MiB, but each at least kLeastAutomaticRingBytes.
+// data ring has and for the same reason (Note [Data rings]); all of a group together at most 8 MiB,
+// but each at least kLeastAutomaticRingBytes. Where memory has to come from /dev/shm, all of it is
+// taken at once, and what horon.torch needs for 8 ranks fits into a container's 64 MiB.
 inline constexpr std::size_t kLeastAutomaticRingBytes = std::size_t{64} * 1024;
 std::size_t automatic_ring_bytes(int n_ranks);
 

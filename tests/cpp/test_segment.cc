@@ -10,6 +10,7 @@
 #include "catch.h"
 #include "core/header.h"
 #include "rank_threads.h"
+#include "shm/shm_control_channel.h"
 
 using namespace horon;
 using namespace horon::testing;
@@ -75,6 +76,12 @@ TEST_CASE("the regions of a segment are aligned and do not overlap") {
       }
     }
   }
+}
+
+TEST_CASE("two groups of 8 ranks and a control channel fit into a container's /dev/shm") {
+  const std::size_t group = SegmentLayout(8, {}).total_bytes();
+  const std::size_t control = SegmentLayout(8, ShmControlChannel::options({})).total_bytes();
+  REQUIRE(2 * group + control < std::size_t{64} << 20);
 }
 
 TEST_CASE("a new segment is zero, and the file can not be resized") {
