@@ -143,7 +143,7 @@ struct FloatOperation final : NamedOperation {
 
   std::vector<float> data;
   std::vector<float> result;
-  std::thread::id allocated_by;  // whoever carried it out
+  std::thread::id allocated_by;            // whoever carried it out
   std::shared_ptr<NamedRequest> editable;  // before it is submitted
 };
 

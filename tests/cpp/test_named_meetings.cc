@@ -68,8 +68,7 @@ TEST_CASE("meetings: what is agreed on besides comes along") {
         engine.wait(with_it, nullptr);
         engine.wait(handle, nullptr);
         // On a busy machine a background thread may be at it, whose other work is not waited for.
-        expect(came_along || operation->allocated_by != std::this_thread::get_id(),
-               "left behind");
+        expect(came_along || operation->allocated_by != std::this_thread::get_id(), "left behind");
       }
     });
   }
