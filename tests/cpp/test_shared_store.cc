@@ -67,8 +67,8 @@ TEST_CASE("store choice: first copies that wait for pages are no reason to strea
   StoreChoice choice;
   for (int i = 0; i < 1000; ++i) {
     const Way way = choice.wants_trial() ? Way::kStreaming : Way::kCached;
-    const double nanoseconds = i < 7 ? 3 : way == Way::kCached ? 0.2 : 0.3;
-    record(choice, way, nanoseconds);
+    const double cached = i < 7 ? 3 : 0.2;  // the trials come to where there are pages already
+    record(choice, way, way == Way::kCached ? cached : 0.3);
     REQUIRE(choice.way() == Way::kCached);
   }
 }
