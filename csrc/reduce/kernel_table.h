@@ -17,7 +17,7 @@
 namespace horon {
 
 // Requires n_sources >= 1, unit_count >= 1 and factors for kPremulSum; otherwise as
-// reduce_to_both(), but that `also` may be null.
+// reduce_to_both().
 using ReduceKernel = void (*)(void* dst, void* also, const void* const* sources, int n_sources,
                               size_t unit_count, const double* factors);
 
@@ -43,7 +43,7 @@ const KernelTable* kernels_for(InstructionSet set);
 // The best that this CPU has; decided at the first call.
 const KernelTable& active_kernels();
 
-// reduce_to_both() with the kernels of the caller's choice; reduce(), if `also` is null.
+// reduce_to_both() with the kernels of the caller's choice.
 void reduce_with(const KernelTable& kernels, void* dst, void* also, const void* const* sources,
                  int n_sources, size_t count, DType dtype, ReduceOp op, const double* factors);
 

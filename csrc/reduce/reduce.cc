@@ -86,7 +86,7 @@ void reduce_with(const KernelTable& kernels, void* dst, void* also, const void* 
 
 void reduce(void* dst, const void* const* sources, int n_sources, size_t count, DType dtype,
             ReduceOp op, const double* factors) {
-  reduce_with(active_kernels(), dst, nullptr, sources, n_sources, count, dtype, op, factors);
+  reduce_to_both(dst, nullptr, sources, n_sources, count, dtype, op, factors);
 }
 
 void reduce_to_both(void* dst, void* also, const void* const* sources, int n_sources, size_t count,

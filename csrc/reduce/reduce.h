@@ -48,8 +48,8 @@ std::string why_not_reducible(DType dtype, ReduceOp op);
 void reduce(void* dst, const void* const* sources, int n_sources, size_t count, DType dtype,
             ReduceOp op, const double* factors = nullptr);
 
-// The same, and stores the results in `also` as well, in the same pass. Requires of `also` what is
-// required of dst, and that the two are apart.
+// The same, and stores the results in `also` as well, in the same pass, unless that is null.
+// Requires of `also` what is required of dst, and that the two are apart.
 void reduce_to_both(void* dst, void* also, const void* const* sources, int n_sources, size_t count,
                     DType dtype, ReduceOp op, const double* factors = nullptr);
 

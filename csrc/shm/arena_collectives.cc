@@ -114,15 +114,11 @@ class WholeTensors {
         sources[i] = tensors_[i] + offset;
       }
       std::byte* const result = targets_[0] + offset;
-      std::size_t n_stored = 1;
-      if (targets_.size() > 1 && !store.wants_copy()) {
-        reduce_to_both(result, targets_[1] + offset, sources.data(), n_ranks, part, request_.dtype,
-                       request_.op, factors);
-        n_stored = 2;
-      } else {
-        reduce(result, sources.data(), n_ranks, part, request_.dtype, request_.op, factors);
-      }
-      for (std::size_t i = n_stored; i < targets_.size(); ++i) {
+      std::byte* const also =
+          targets_.size() > 1 && !store.wants_copy() ? targets_[1] + offset : nullptr;
+      reduce_to_both(result, also, sources.data(), n_ranks, part, request_.dtype, request_.op,
+                     factors);
+      for (std::size_t i = also != nullptr ? 2 : 1; i < targets_.size(); ++i) {
         store.copy(targets_[i] + offset, result, part * element);
       }
     }

@@ -50,16 +50,11 @@ void reduce_and_return(std::byte* to, InlineVector<std::byte*, 16> also_to,
       }
     }
     const auto n_sources = static_cast<int>(sources.size());
-    std::size_t n_stored = 0;
-    if (is_streaming || also_to.empty()) {
-      reduce(to, sources.data(), n_sources, part, request.dtype, request.op, factors);
-    } else {
-      reduce_to_both(to, also_to[n_stored++], sources.data(), n_sources, part, request.dtype,
-                     request.op, factors);
-    }
-    for (; n_stored < also_to.size(); ++n_stored) {
-      is_streaming ? copy_streaming(also_to[n_stored], to, bytes)
-                   : (void)std::memcpy(also_to[n_stored], to, bytes);
+    std::byte* const also = is_streaming || also_to.empty() ? nullptr : also_to[0];
+    reduce_to_both(to, also, sources.data(), n_sources, part, request.dtype, request.op, factors);
+    for (std::size_t i = also != nullptr ? 1 : 0; i < also_to.size(); ++i) {
+      is_streaming ? copy_streaming(also_to[i], to, bytes)
+                   : (void)std::memcpy(also_to[i], to, bytes);
     }
     for (std::byte*& target : also_to) {
       target += bytes;
