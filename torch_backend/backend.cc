@@ -2,6 +2,7 @@
 
 #include <pybind11/pybind11.h>
 
+#include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/distributed/c10d/debug.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
@@ -28,12 +29,13 @@ class CollectiveTask final : public Task {
  public:
   // `group` outlives the task's turns: a group ends by closing its lane.
   CollectiveTask(Group* group, std::shared_ptr<Hooks> hooks, Collective collective,
-                 c10::intrusive_ptr<HoronWork> work, const Deadline& deadline)
+                 c10::intrusive_ptr<HoronWork> work, const Deadline& deadline, bool may_meet)
       : group_(group),
         hooks_(std::move(hooks)),
         collective_(std::move(collective)),
         work_(std::move(work)),
-        deadline_(deadline) {}
+        deadline_(deadline),
+        may_meet_(may_meet) {}
 
   bool try_start() noexcept override {
     try {
@@ -46,6 +48,14 @@ class CollectiveTask final : public Task {
   }
   bool await_start() noexcept override {
     return collective_.is_plain() && group_->transport().await_start();
+  }
+  bool meet() noexcept override {
+    try {
+      return may_meet_ && collective_.is_plain() &&
+             group_->transport().meet(collective_.requests[0]);
+    } catch (...) {  // out of memory; execute() will say so
+      return false;
+    }
   }
   bool is_ready() noexcept override {
     return group_->transport().is_ready() || deadline_.has_passed();
@@ -92,10 +102,15 @@ class CollectiveTask final : public Task {
   Collective collective_;
   c10::intrusive_ptr<HoronWork> work_;
   const Deadline deadline_;
+  const bool may_meet_;
   std::exception_ptr error_;
   bool is_started_ = false;
   bool must_tell_of_abort_ = false;
 };
+
+// Elsewhere whoever asks for an asynchronous operation may want the time for something else than to
+// compute. In a backward pass all ranks compute the same, and so come to it together.
+bool is_in_backward() { return torch::autograd::get_current_graph_task_id() != -1; }
 
 // Python's timedelta.max is negative by the time it has come here.
 void check_timeout(std::chrono::milliseconds timeout) {
@@ -205,7 +220,7 @@ HoronBackend::WorkPtr HoronBackend::issue(Collective collective, const Call& cal
   }
   auto work = make_work(call, sequence, collective.inputs, std::move(collective.outputs));
   auto task = std::make_shared<CollectiveTask>(group_.get(), hooks_, std::move(collective), work,
-                                               Deadline::after(call.timeout));
+                                               Deadline::after(call.timeout), is_in_backward());
   try {
     group_->lane()->submit(task);
   } catch (...) {

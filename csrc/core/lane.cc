@@ -159,7 +159,7 @@ void Lane::submit(std::shared_ptr<Task> task) {
     }
     return;
   }
-  if (!start(ticket, lock)) {
+  if (!start(ticket, lock) && !run_if_met(ticket, lock)) {
     claim();
   }
 }
@@ -169,22 +169,38 @@ bool Lane::may_end_first() const {
          queue_.front().task->is_ready();
 }
 
+template <typename Act>
+bool Lane::in_turn(std::uint64_t ticket, std::unique_lock<std::mutex>& lock, const Act& act) {
+  const std::shared_ptr<Task> task = queue_[ticket - popped_].task;
+  begin_turn();
+  lock.unlock();
+  const bool result = act(*task);
+  lock.lock();
+  end_turn();
+  return result;
+}
+
+bool Lane::run_if_met(std::uint64_t ticket, std::unique_lock<std::mutex>& lock) {
+  while (popped_ < ticket && may_end_first()) {
+    run_next(lock);
+  }
+  if (popped_ != ticket || queue_.empty() || is_running_ || is_claimed()) {
+    return popped_ > ticket;
+  }
+  const bool has_met = in_turn(ticket, lock, [](Task& task) { return task.meet(); });
+  if (has_met && popped_ == ticket) {  // the lane was not closed meanwhile
+    run_next(lock);
+  }
+  return popped_ > ticket;
+}
+
 bool Lane::start(std::uint64_t ticket, std::unique_lock<std::mutex>& lock) {
-  const auto in_turn = [&](const auto& act) {
-    const std::shared_ptr<Task> task = queue_[ticket - popped_].task;
-    begin_turn();
-    lock.unlock();
-    const bool result = act(*task);
-    lock.lock();
-    end_turn();
-    return result;
-  };
   std::optional<Deadline> patience;  // from the first failure on
   while (popped_ <= ticket && !is_running_ && !is_closed_) {
     if (ticket > popped_ && !queue_[ticket - 1 - popped_].is_started) {
       return false;  // what is started is started in order
     }
-    const bool has_started = in_turn([](Task& task) { return task.try_start(); });
+    const bool has_started = in_turn(ticket, lock, [](Task& task) { return task.try_start(); });
     if (popped_ > ticket) {
       return true;  // the lane was closed meanwhile
     }
@@ -202,7 +218,8 @@ bool Lane::start(std::uint64_t ticket, std::unique_lock<std::mutex>& lock) {
     if (!patience) {
       patience = Deadline::after(kStartPatience);
     }
-    if (!in_turn([](Task& task) { return task.await_start(); }) || patience->has_passed()) {
+    if (!in_turn(ticket, lock, [](Task& task) { return task.await_start(); }) ||
+        patience->has_passed()) {
       return false;
     }
   }

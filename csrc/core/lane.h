@@ -16,6 +16,13 @@
 // the thread has claimed them. A callback on the progress thread may itself wait or issue
 // operations: it then works off the queue inline.
 //
+// Note [Meetings of a lane]
+// Where every rank has one core, the progress thread takes turns with whoever issued the operation
+// and computes on, and each rank waits for the other's turns; besides, it has to be woken, and to
+// wake who waits in the end. If all ranks come to an operation at about the same time, as in a
+// backward pass, the threads that issue it had better run it, all at once (Task::meet). Where they
+// don't, it is the progress thread's as ever.
+//
 // Note [Inside a turn]
 // A signal handler may run in the middle of an operation, on the thread that has the turn, and call
 // the same lane. It must not wait for that turn: run() and waits throw instead, and close() leaves
@@ -45,6 +52,10 @@ class Task {
   // After try_start() failed: waits a little (a millisecond or two) for what it lacked. False
   // when that will not change by waiting.
   virtual bool await_start() noexcept { return false; }
+  // After try_start() failed, of the first in the queue: whether the others have come to it as
+  // well, so that whoever issued it had better execute it at once. May wait for a millisecond.
+  // Called at most once, in turn; execute() follows, on any thread.
+  virtual bool meet() noexcept { return false; }
   // Of a started operation: whether execute() would not wait. Called in turn, with the lane's lock.
   virtual bool is_ready() noexcept { return false; }
   // Runs the operation, or what is left of it after its start; keeps what it throws for complete().
@@ -123,6 +134,12 @@ class Lane : public std::enable_shared_from_this<Lane> {
   // Tries to start the task with that ticket, ending earlier ones where that makes room; false
   // when the progress thread has to run it.
   bool start(std::uint64_t ticket, std::unique_lock<std::mutex>& lock);
+  // Runs the task with that ticket if it is the first and meets the others; false when the progress
+  // thread has to run it. See Note [Meetings of a lane]. Requires the lock.
+  bool run_if_met(std::uint64_t ticket, std::unique_lock<std::mutex>& lock);
+  // Calls `act` with a queued task in turn, without the lock. Requires the lock.
+  template <typename Act>
+  bool in_turn(std::uint64_t ticket, std::unique_lock<std::mutex>& lock, const Act& act);
   // Both require the lock.
   void begin_turn();
   void end_turn();

@@ -41,6 +41,13 @@ class Transport {
     run(request, context);
   }
 
+  // For an operation that start() does not take and that the others may be about to come to as
+  // well: brings this rank's part and waits for them, for a millisecond at most, if that is worth
+  // it. Whether all have come, so that run() would wait for nobody who computes. In either case
+  // run() of the same request has to be the next call, from any thread. Requires what run()
+  // requires.
+  virtual bool meet(const Request& /*request*/) { return false; }
+
   // Ends the group for all ranks: running and later operations fail with the reason.
   virtual void abort(const std::string& reason) = 0;
 

@@ -59,6 +59,9 @@ class Deposits {
   bool arrivals_would_fail() { return board_->would_fail(Counter::kArrived, arrivals()); }
   // Wait for at most about a millisecond.
   void await_arrivals_briefly() { board_->await_briefly(Counter::kArrived, arrivals()); }
+  bool spin_for_arrivals(Clock::duration time) const {
+    return board_->spin_for(time, Counter::kArrived, arrivals());
+  }
   void await_room_briefly() {
     board_->await_briefly(Counter::kFinished, static_cast<std::uint32_t>(freed_) + 1);
   }

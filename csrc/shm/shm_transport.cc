@@ -1,11 +1,22 @@
 #include "shm/shm_transport.h"
 
+#include <utility>
+
 #include "core/error.h"
 #include "core/monitored_barrier.h"
 #include "core/published_stream.h"
 #include "shm/arena_collectives.h"
 
 namespace horon {
+namespace {
+
+// How long a rank waits for the others at a meeting; those who come at the same time are some
+// tenths of a millisecond apart.
+constexpr std::chrono::milliseconds kMeetingPatience{1};
+// Of more bytes the reduction takes much longer than the thread's wake-ups: nothing was gained.
+constexpr std::uint64_t kMostBytesToMeetFor = std::uint64_t{4} << 20;
+
+}  // namespace
 
 ShmTransport::ShmTransport(Segment* segment, const Peers* peers, const GroupArenas* arenas)
     : segment_(segment),
@@ -49,15 +60,39 @@ void ShmTransport::run_guarded(const Request& request, const WaitContext& contex
 
 void ShmTransport::run(const Request& request, const WaitContext& context) {
   run_guarded(request, context, [&] {
-    deposits_.await_room(context);
-    const std::uint64_t offset = arena_offset(request);
-    shows_arena_ = offset < kSeesNoArenas;
-    if (may_copy_first(request, offset)) {
-      copy_in_first_slices(request);
+    if (!std::exchange(has_arrived_, false)) {
+      deposits_.await_room(context);
+      arrive(request);
     }
-    deposits_.deposit(request, offset);
     complete_current(request, context);
   });
+}
+
+void ShmTransport::arrive(const Request& request) {
+  const std::uint64_t offset = arena_offset(request);
+  shows_arena_ = offset < kSeesNoArenas;
+  if (may_copy_first(request, offset)) {
+    copy_in_first_slices(request);
+  }
+  deposits_.deposit(request, offset);
+}
+
+bool ShmTransport::meet(const Request& request) {
+  const auto longest = longest_stream(request, n_ranks_);
+  if (peers_->is_crowded || peers_->has_spare_cores || !longest ||
+      *longest <= segment_->layout().inline_bytes() || *longest > kMostBytesToMeetFor) {
+    return false;
+  }
+  ++n_meetings_;  // before what differs from rank to rank
+  if (!ended_.empty() || !request.refusal.empty() || !deposits_.has_room() ||
+      !meeting_trust_.begin_wait(n_meetings_)) {
+    return false;
+  }
+  arrive(request);
+  has_arrived_ = true;
+  const bool has_met = deposits_.spin_for_arrivals(kMeetingPatience);
+  meeting_trust_.record(has_met);
+  return has_met;
 }
 
 bool ShmTransport::start(const Request& request) {

@@ -9,6 +9,7 @@
 #include "core/header.h"
 #include "core/pending_writes.h"
 #include "core/transport.h"
+#include "core/wait_trust.h"
 #include "shm/claims.h"
 #include "shm/data_ring.h"
 #include "shm/deposits.h"
@@ -33,12 +34,15 @@ class ShmTransport final : public Transport {
   bool is_ready() override;
   bool await_start() override;
   void complete(const Request& request, const WaitContext& context) override;
+  bool meet(const Request& request) override;
   void abort(const std::string& reason) override;
   void depart() override;
 
  private:
   template <typename Operation>
   void run_guarded(const Request& request, const WaitContext& context, const Operation& operation);
+  // Shows the others what this rank brings to the next operation. Requires room.
+  void arrive(const Request& request);
   void complete_current(const Request& request, const WaitContext& context);
   void step(const WaitContext& context);
   const std::vector<HeaderView>& headers() const { return deposits_.headers(); }
@@ -81,6 +85,9 @@ class ShmTransport final : public Transport {
   bool lacks_room_ = false;         // why start() said no
   std::uint64_t wanted_bytes_ = 0;  // and for what it lacked room
   bool shows_arena_ = false;        // peers may use this rank's tensors of the running operation
+  bool has_arrived_ = false;        // meet() has; run() is next
+  std::uint32_t n_meetings_ = 0;    // the same on all ranks that are asked to meet for the same
+  WaitTrust meeting_trust_;
 };
 
 }  // namespace horon

@@ -12,6 +12,7 @@ namespace horon {
 namespace {
 
 constexpr std::uint32_t kWaitsPerLook = 4;  // one look reads a word of every rank
+constexpr int kPausesPerClockRead = 16;
 
 }  // namespace
 
@@ -64,6 +65,19 @@ bool StepBoard::await_briefly(Counter counter, std::uint32_t target) {
     }
   }
   return have_all_reached(counter, target);
+}
+
+bool StepBoard::spin_for(Clock::duration time, Counter counter, std::uint32_t target) const {
+  const Clock::time_point end = Clock::now() + time;
+  while (!have_all_reached(counter, target)) {
+    if (Clock::now() >= end) {
+      return false;
+    }
+    for (int i = 0; i < kPausesPerClockRead; ++i) {
+      pause_cpu();
+    }
+  }
+  return true;
 }
 
 bool StepBoard::would_fail(Counter counter, std::uint32_t target) {

@@ -40,6 +40,9 @@ class StepBoard {
   // Waits for at most about a millisecond; true when all have reached `target`.
   bool await_briefly(Counter counter, std::uint32_t target);
 
+  // Waits for so long without giving the core away; true when all have reached `target`.
+  bool spin_for(Clock::duration time, Counter counter, std::uint32_t target) const;
+
   // Whether a wait for `target` would throw, other than for its deadline. Looks now and then, as a
   // sleeping rank does, and says false in between.
   bool would_fail(Counter counter, std::uint32_t target);

@@ -221,6 +221,14 @@ class LocalGroup {
   }
   const Peers* peers(int rank) const { return &groups_[static_cast<std::size_t>(rank)]->peers; }
 
+  // As on a machine with one core for each rank, or with two.
+  void set_spare_cores(bool has_spare_cores) {
+    for (const auto& group : groups_) {
+      group->peers.is_crowded = false;
+      group->peers.has_spare_cores = has_spare_cores;
+    }
+  }
+
   // All ranks live in this process; kill(rank) shall look like the end of one. Call before the
   // ranks run.
   void make_mortal() {

@@ -24,6 +24,7 @@ class SplitTask final : public Task {
   // Before the task is submitted:
   std::function<bool()> start;                   // none: it can always be started
   std::function<bool()> await;                   // none: waiting does not help
+  std::function<bool()> come_together;           // none: the others are late
   std::function<void(bool is_started)> operate;  // in execute()
   std::function<void()> callback;                // in complete()
 
@@ -36,6 +37,10 @@ class SplitTask final : public Task {
   bool await_start() noexcept override {
     expect_unstarted();
     return await && await();
+  }
+  bool meet() noexcept override {
+    expect_unstarted();
+    return come_together && come_together();
   }
   bool is_ready() noexcept override { return ready; }
   void execute() noexcept override {
@@ -277,6 +282,65 @@ TEST_CASE("split phase: who lacks room leaves the turn to the progress thread") 
   REQUIRE(sequence.ran == std::vector<int>{0, 1});
   REQUIRE(first->ran_on != std::this_thread::get_id());
   close_now(*lane);
+}
+
+TEST_CASE("split phase: what meets the others is run by who issues it, all else by the thread") {
+  const auto lane = std::make_shared<Lane>();
+  Sequence sequence;
+  int meetings = 0;
+  const auto add_large = [&](bool have_come) {
+    const auto task = sequence.add();
+    task->start = [] { return false; };
+    task->come_together = [&meetings, have_come] {
+      ++meetings;
+      return have_come;
+    };
+    return task;
+  };
+  const auto first = sequence.add();
+  first->ready = true;
+  lane->submit(first);
+  const auto met = add_large(true);
+  lane->submit(met);  // behind one that can be ended
+  REQUIRE(met->is_done);
+  REQUIRE(met->ran_on == std::this_thread::get_id());
+  REQUIRE(sequence.ran == std::vector<int>{0, 1});
+  const auto alone = add_large(false);
+  lane->submit(alone);
+  REQUIRE(alone->wait() == "");
+  REQUIRE(alone->ran_on != std::this_thread::get_id());
+  REQUIRE(meetings == 2);
+  lane->submit(sequence.add());  // which others have not come to yet
+  const auto behind = add_large(true);
+  lane->submit(behind);
+  REQUIRE(behind->wait() == "");
+  REQUIRE(behind->ran_on == alone->ran_on);
+  REQUIRE(meetings == 2);
+  REQUIRE(sequence.ran == std::vector<int>{0, 1, 2, 3, 4});
+  close_now(*lane);
+}
+
+TEST_CASE("split phase: a lane that is closed during a meeting") {
+  const auto lane = std::make_shared<Lane>();
+  Sequence sequence;
+  const auto task = sequence.add();
+  task->start = [] { return false; };
+  std::promise<void> meeting;
+  std::thread closer;
+  task->come_together = [&] {
+    closer = std::thread([&] {
+      meeting.set_value();
+      close_now(*lane);
+    });
+    meeting.get_future().wait();
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    return true;
+  };
+  lane->submit(task);
+  task->wait();  // run, or failed: as it came
+  closer.join();
+  REQUIRE(task->is_done);
+  REQUIRE(sequence.ran.size() == (task->reason.empty() ? 1U : 0U));
 }
 
 TEST_CASE("split phase: hand_over lets the progress thread end what was started") {

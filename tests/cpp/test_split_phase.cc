@@ -18,6 +18,7 @@ namespace {
 struct Group {
   Group(int n_ranks, const std::string& claiming, std::size_t deposit_bytes = 4096)
       : local(n_ranks, options(claiming, deposit_bytes)) {
+    local.set_spare_cores(false);
     for (int rank = 0; rank < n_ranks; ++rank) {
       transports.push_back(std::make_unique<ShmTransport>(local.segment(rank), local.peers(rank)));
     }
@@ -34,7 +35,8 @@ struct Group {
   std::vector<std::unique_ptr<ShmTransport>> transports;
 };
 
-// What a lane does with a transport: starts what it can, completes in order, runs the rest.
+// What a lane does with a transport: starts what it can, completes in order, meets for some of the
+// rest, and runs it.
 class Issuer {
  public:
   explicit Issuer(Transport& transport) : transport_(transport) {}
@@ -42,14 +44,17 @@ class Issuer {
   std::size_t n_started() const { return started_.size(); }
 
   // `mismatch`: what differs on another rank, if anything. `may_start`: or run it in any case.
-  void issue(const Plan& plan, int rank, const std::optional<std::string>& mismatch,
-             bool may_start) {
+  void issue(const Plan& plan, int rank, const std::optional<std::string>& mismatch, bool may_start,
+             bool may_meet = false) {
     auto call = std::make_unique<Issued>(plan, rank, mismatch);
     if (may_start && transport_.start(call->call.request)) {
       started_.push_back(std::move(call));
       return;
     }
     complete_all();
+    if (may_meet) {
+      transport_.meet(call->call.request);
+    }
     finish(*call, [&](const Request& request) { transport_.run(request, patient_context()); });
   }
 
@@ -136,7 +141,7 @@ void run_mix(const std::string& claiming, bool with_mismatches) {
           const int culprit = static_cast<int>(common() % static_cast<unsigned>(n));
           plan = rank == culprit ? spoilt : plan;
         }
-        issuer.issue(plan, rank, mismatch, own() % 8 != 0);
+        issuer.issue(plan, rank, mismatch, own() % 8 != 0, own() % 2 != 0);
         most = std::max(most, issuer.n_started());
         switch (own() % 10) {
           case 0:
@@ -175,6 +180,60 @@ TEST_CASE("shm: started and run operations in any mixture") { run_mix("off", fal
 TEST_CASE("shm: started and run operations in any mixture, claiming") { run_mix("on", false); }
 TEST_CASE("shm: started and run operations, with mismatches") { run_mix("off", true); }
 TEST_CASE("shm: started and run operations, with mismatches, claiming") { run_mix("on", true); }
+
+TEST_CASE("shm: ranks that come together meet, and run what they met for") {
+  for (const bool has_spare_cores : {false, true}) {
+    Group group(2, "off");
+    group.local.set_spare_cores(has_spare_cores);
+    const std::uint64_t longest = group.local.segment(0)->layout().inline_bytes() / sizeof(float);
+    RankCall small(all_reduce_of(2, longest), 0);
+    REQUIRE_FALSE(group[0].meet(small.request));  // nobody has to wait for that
+    RankCall first(all_reduce_of(2, 4000), 0);
+    RankCall second(all_reduce_of(2, 4000), 1);
+    REQUIRE_FALSE(group[0].meet(first.request));  // the other one is late
+    // Met, by whom nobody waits for any more.
+    REQUIRE(group[1].meet(second.request) == !has_spare_cores);
+    require_no_errors(run_ranks(2, [&](int rank) {
+      group[rank].run((rank == 0 ? first : second).request, patient_context());
+    }));
+    REQUIRE(first.check_result() == "");
+    REQUIRE(second.check_result() == "");
+  }
+}
+
+TEST_CASE("shm: who waited in vain some times does not meet, but for every eighth") {
+  Group group(2, "off");
+  std::vector<int> met;
+  for (int i = 1; i <= 17; ++i) {
+    RankCall first(all_reduce_of(2, 4000), 0);
+    RankCall second(all_reduce_of(2, 4000), 1);
+    REQUIRE_FALSE(group[0].meet(first.request));
+    if (group[1].meet(second.request)) {  // if the first one has arrived
+      met.push_back(i);
+    }
+    require_no_errors(run_ranks(2, [&](int rank) {
+      group[rank].run((rank == 0 ? first : second).request, patient_context());
+    }));
+    REQUIRE(first.check_result() == "");
+  }
+  REQUIRE(met == std::vector<int>{1, 2, 3, 4, 8, 16});
+}
+
+TEST_CASE("shm: a rank that dies after it has arrived, and one that nobody comes to") {
+  Group group(2, "off");
+  group.local.make_mortal();
+  RankCall first(all_reduce_of(2, 4000), 0);
+  REQUIRE_FALSE(group[0].meet(first.request));
+  group.local.kill(1);
+  const std::exception_ptr error =
+      error_of([&] { group[0].run(first.request, patient_context()); });
+  INFO(text_of(error));
+  REQUIRE(threw<GroupError>(error));
+  REQUIRE(contains(text_of(error), "all_reduce #0"));
+  REQUIRE(contains(text_of(error), "rank 1"));
+  REQUIRE(first.check_untouched() == "");
+  REQUIRE_FALSE(group[0].meet(first.request));  // the group has ended
+}
 
 TEST_CASE("shm: what reads the result of a started operation is not started before its end") {
   Group group(2, "off");

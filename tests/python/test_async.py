@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import threading
 import time
 from datetime import timedelta
@@ -232,3 +233,73 @@ def _inputs_kept_alive(rank: int, world_size: int) -> None:
 
 def test_inputs_live_as_long_as_the_operation() -> None:
     run_ranks(_inputs_kept_alive, 2)
+
+
+class _AllReduceGradient(torch.autograd.Function):
+    """The identity, whose backward pass begins to all-reduce a tensor, as DDP's hooks do."""
+
+    @staticmethod
+    def forward(ctx, tensor, issue):  # type: ignore[no-untyped-def]
+        ctx.issue = issue
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx, gradient):  # type: ignore[no-untyped-def]
+        ctx.issue()
+        return gradient, None
+
+
+def _in_backward(rank: int, world_size: int, count: int, seed: int) -> None:
+    """The ranks come to the operations together, or one of them late, each time another."""
+    rng = random.Random(seed)
+    issued = []
+
+    def issue(kind: str, delay_s: float) -> None:
+        time.sleep(delay_s)
+        issued.append((kind, *start(kind, rank, world_size, count)))
+        if kind == "all_reduce":
+            issued.append(("small", *start(kind, rank, world_size, 3)))
+
+    for _ in range(12):
+        value = torch.ones(1, requires_grad=True)
+        out = value
+        for _ in range(3):
+            kind = rng.choice(["all_reduce", "all_reduce", "all_gather", "broadcast"])
+            late, delay_s = rng.randrange(world_size), rng.choice([0, 0, 0.002])
+            out = _AllReduceGradient.apply(out, lambda k=kind, d=delay_s if rank == late else 0.0: issue(k, d))
+        out.sum().backward()
+        for kind, work, outputs, values in reversed(issued):
+            if rng.random() < 0.3:
+                work.get_future().wait()
+            work.wait()
+            assert work.is_completed() and work.is_success()
+            for output, expected in zip(outputs, values, strict=False):
+                assert (output == expected).all(), f"{kind} n={count}: {output[0].item()}, not {expected}"
+        issued.clear()
+
+
+@pytest.mark.parametrize("count", [3000, 300000, 1500000])
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_in_backward(count: int, world_size: int) -> None:
+    run_ranks(_in_backward, world_size, count, 7 * world_size + count)
+
+
+def _errors_in_backward(rank: int, world_size: int) -> None:
+    """A mismatch is an error on all ranks, and the next operation works."""
+    works = []
+    for round_index in range(6):
+        value = torch.ones(1, requires_grad=True)
+        tensor = torch.ones(5000 + (rank if round_index % 2 == 0 else 0))
+        dist.barrier()
+        _AllReduceGradient.apply(value, lambda t=tensor: works.append(dist.all_reduce(t, async_op=True))).backward()
+        work = works.pop()
+        if round_index % 2 == 0 and world_size > 1:
+            expect_error(work.wait, "all_reduce", "5000", "5001")
+            assert not work.is_success()
+        else:
+            work.wait()
+            assert (tensor == world_size).all()
+
+
+def test_errors_in_backward() -> None:
+    run_ranks(_errors_in_backward, 2)

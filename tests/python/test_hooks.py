@@ -62,6 +62,25 @@ def test_flight_recorder_sees_every_operation_complete() -> None:
     assert_clean_exits(run_fresh_processes(_recorded, 2, env=RECORDER))
 
 
+def _recorded_in_backward(rank: int, world_size: int) -> None:
+    works: list[Any] = []
+    for _ in range(4):
+        dist.barrier()
+        value = torch.ones(1, requires_grad=True)
+        value.register_hook(lambda _: works.append(dist.all_reduce(torch.ones(5000), async_op=True)))
+        value.sum().backward()
+    for work in works:
+        work.wait()
+    assert len(works) == 4
+    _wait_completed(8)
+    dist.destroy_process_group()
+
+
+def test_flight_recorder_sees_operations_of_a_backward_pass_complete() -> None:
+    gloo_lacks("its own recording never completes some kinds")
+    assert_clean_exits(run_fresh_processes(_recorded_in_backward, 2, env=RECORDER))
+
+
 def _never_waited(rank: int, world_size: int) -> None:
     kept = [dist.all_reduce(torch.ones(10), async_op=True) for _ in range(20)]
     dist.barrier()
