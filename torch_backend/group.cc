@@ -31,7 +31,7 @@ std::shared_ptr<Group> Group::make(const c10::intrusive_ptr<c10d::Store>& store,
     Segment* segment = &group->shared_->segment;
     const Peers* peers = &group->shared_->peers;
     group->transport_ = std::make_unique<ShmTransport>(segment, peers, &group->shared_->arenas);
-    group->p2p_ = std::make_shared<P2pEngine>(segment, peers, options.eager_bytes);
+    group->p2p_ = std::make_shared<P2pEngine>(segment, peers, options.fitting_eager_bytes());
   } else {
     group->gloo_ = std::make_shared<GlooAdapter>(
         make_gloo_group(store, identity.rank, identity.n_ranks, attempt, make_gloo,

@@ -46,6 +46,11 @@ void check_range(const char* what, std::size_t value, std::size_t low, std::size
   }
 }
 
+// So that an eager message fits into a ring beside others.
+std::size_t most_eager_bytes(std::size_t ring_bytes) {
+  return (ring_bytes != 0 ? ring_bytes : kLeastAutomaticRingBytes) / 4;
+}
+
 }  // namespace
 
 std::size_t automatic_ring_bytes(int n_ranks) {
@@ -102,9 +107,14 @@ void Options::validate() const {
   if (ring_bytes != 0) {
     check_range("ring_bytes", ring_bytes, 4096, kMaxBytes);
   }
-  check_range("eager_bytes", eager_bytes, 0,
-              (ring_bytes != 0 ? ring_bytes : kLeastAutomaticRingBytes) / 4);
+  if (eager_bytes != kDefaultEagerBytes) {
+    check_range("eager_bytes", eager_bytes, 0, most_eager_bytes(ring_bytes));
+  }
   check_range("cuda_batch_bytes", cuda_batch_bytes, 0, kMaxBytes);
+}
+
+std::size_t Options::fitting_eager_bytes() const {
+  return std::min(eager_bytes, most_eager_bytes(ring_bytes));
 }
 
 std::string Options::fingerprint() const {

@@ -38,8 +38,10 @@ struct Options {
   std::size_t ring_bytes = 0;
 
   // Point-to-point messages of at most this many bytes are sent without asking the receiver first.
-  // Default 8 KiB. Environment: HORON_EAGER_BYTES.
-  std::size_t eager_bytes = std::size_t{8} * 1024;
+  // Default 16 KiB, which counts as a quarter of a ring that is smaller than four times so much.
+  // Environment: HORON_EAGER_BYTES.
+  static constexpr std::size_t kDefaultEagerBytes = std::size_t{16} * 1024;
+  std::size_t eager_bytes = kDefaultEagerBytes;
 
   // Whether ranks that are awake do the work of those that are not: "auto" (when there are more
   // ranks than cores), "on" or "off". Default auto. Environment: HORON_CLAIMING.
@@ -65,6 +67,9 @@ struct Options {
 
   // Throws UsageError for values that make no sense.
   void validate() const;
+
+  // eager_bytes, or less by default where the rings are small.
+  std::size_t fitting_eager_bytes() const;
 
   // What ranks compare when a group is made; host_id is left out.
   std::string fingerprint() const;

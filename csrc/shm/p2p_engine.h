@@ -90,6 +90,7 @@ class P2pEngine : public std::enable_shared_from_this<P2pEngine> {
   void fail_all(const std::string& reason);
   void look_around();
   bool is_busy() const;
+  bool is_awaited(int peer) const;
   bool is_sending() const { return !sends_.empty(); }
   void ring_doorbell(int peer);
   void ring_own_doorbell() { ring_doorbell(peers_->rank); }
@@ -101,6 +102,8 @@ class P2pEngine : public std::enable_shared_from_this<P2pEngine> {
   // The loop of help_until(). What it throws may come with the lock or without.
   void help(FunctionRef<bool()> is_done, const std::function<void()>* check_interrupt,
             std::unique_lock<std::mutex>& lock);
+  // Whether a peer of a pending message was last seen on this core. Takes the lock.
+  bool is_core_needed();
   // Calls on_done of what has finished, without the lock, and takes the lock again. `own_helpers`:
   // 1 when a helper calls it, else 0.
   void deliver(std::unique_lock<std::mutex>& lock, int own_helpers = 0);

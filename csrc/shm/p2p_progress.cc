@@ -5,6 +5,7 @@
 #include "core/futex.h"
 #include "core/thread_name.h"
 #include "shm/p2p_engine.h"
+#include "shm/rank_cores.h"
 #include "shm/word_wait.h"
 
 namespace horon {
@@ -29,6 +30,26 @@ bool P2pEngine::is_busy() const {
   }
   return std::any_of(outgoing_.begin(), outgoing_.end(),
                      [](const Outgoing& out) { return !out.control.empty(); });
+}
+
+bool P2pEngine::is_core_needed() {
+  const std::uint32_t own = tell_core(*segment_, peers_->rank);
+  const std::lock_guard lock(mutex_);
+  for (int peer = 0; peer < peers_->n_ranks(); ++peer) {
+    if (peer != peers_->rank && told_core_plus_one(*segment_, peer) == own && is_awaited(peer)) {
+      return true;
+    }
+  }
+  return false;
+}
+
+bool P2pEngine::is_awaited(int peer) const {
+  return std::any_of(sends_.begin(), sends_.end(),
+                     [&](const auto& send) { return send.second->peer == peer; }) ||
+         std::any_of(receives_.begin(), receives_.end(),
+                     [&](const Op& op) { return op->peer == peer || op->peer == kAnySource; }) ||
+         std::any_of(streams_.begin(), streams_.end(),
+                     [&](const auto& stream) { return stream.first.first == peer; });
 }
 
 void P2pEngine::ring_doorbell(int peer) {
@@ -132,7 +153,10 @@ void P2pEngine::help(FunctionRef<bool()> is_done, const std::function<void()>* c
       return;
     }
     const auto rung = [&] { return own.doorbell.load(std::memory_order_acquire) != seen; };
-    if (!moved && !policy.spin(rung)) {
+    if (peers_->is_crowded) {
+      tell_core(*segment_, peers_->rank);
+    }
+    if (!moved && !policy.spin(rung, [this] { return is_core_needed(); })) {
       own.doorbell_waiters.fetch_add(1, std::memory_order_seq_cst);
       sleep_while(own, seen, kLookAround);
       own.doorbell_waiters.fetch_sub(1, std::memory_order_relaxed);
@@ -180,7 +204,8 @@ void P2pEngine::background_loop() {
     if (has_work) {
       const auto rung = [&] { return own.doorbell.load(std::memory_order_acquire) != seen; };
       lock.unlock();
-      const bool is_rung = policy.spin([&] { return rung() || !is_alone(); });
+      const bool is_rung =
+          policy.spin([&] { return rung() || !is_alone(); }, [this] { return is_core_needed(); });
       lock.lock();
       if (is_rung || stop_thread_) {
         continue;

@@ -1,11 +1,10 @@
 #include "shm/step_board.h"
 
-#include <sched.h>
-
 #include "core/cpu_budget.h"
 #include "core/error.h"
 #include "core/futex.h"
 #include "core/rank_list.h"
+#include "shm/rank_cores.h"
 #include "shm/word_wait.h"
 
 namespace horon {
@@ -24,7 +23,7 @@ StepBoard::StepBoard(Segment* segment, const Peers* peers)
       cores_(static_cast<std::size_t>(peers->n_ranks()), -1) {}
 
 void StepBoard::advance(Counter counter) {
-  tell_core();  // so that it is news to whoever waited for this
+  tell_core(*segment_, peers_->rank);  // so that it is news to whoever waited for this
   const std::uint32_t reached = ++own_[static_cast<int>(counter)];
   CounterWord& own = word(peers_->rank, counter);
   // seq_cst on both: either the sleeper's re-check sees this value, or we see that it sleeps.
@@ -110,21 +109,11 @@ void StepBoard::await_all(Counter counter, std::uint32_t target, const WaitConte
   }
 }
 
-void StepBoard::tell_core() {
-  const auto core_plus_one = static_cast<std::uint32_t>(::sched_getcpu() + 1);
-  if (core_plus_one != own_core_plus_one_) {
-    own_core_plus_one_ = core_plus_one;
-    segment_->words(peers_->rank).core_plus_one.store(core_plus_one, std::memory_order_relaxed);
-  }
-}
-
 // Whether a rank that is late was last seen on this core.
-bool StepBoard::is_core_needed(Counter counter, std::uint32_t target) {
-  tell_core();
+bool StepBoard::is_core_needed(Counter counter, std::uint32_t target) const {
+  const std::uint32_t own = tell_core(*segment_, peers_->rank);
   for (int peer = 0; peer < peers_->n_ranks(); ++peer) {
-    const std::uint32_t core_plus_one =
-        segment_->words(peer).core_plus_one.load(std::memory_order_relaxed);
-    if (peer != peers_->rank && core_plus_one == own_core_plus_one_ &&
+    if (peer != peers_->rank && told_core_plus_one(*segment_, peer) == own &&
         !has_reached(peer, counter, target)) {
       return true;
     }
@@ -133,16 +122,16 @@ bool StepBoard::is_core_needed(Counter counter, std::uint32_t target) {
 }
 
 void StepBoard::look_for_better_core() {
-  tell_core();
+  tell_core(*segment_, peers_->rank);
   for (int peer = 0; peer < peers_->n_ranks(); ++peer) {
     cores_[static_cast<std::size_t>(peer)] =
-        static_cast<int>(segment_->words(peer).core_plus_one.load(std::memory_order_relaxed)) - 1;
+        static_cast<int>(told_core_plus_one(*segment_, peer)) - 1;
   }
   if (const auto core = spread_.look(cores_, peers_->rank, allowed_)) {
     if (!move_to_core(*core)) {
       allowed_ = allowed_cpus();  // which may have changed, or be another thread's
     }
-    tell_core();
+    tell_core(*segment_, peers_->rank);
   }
 }
 
@@ -175,7 +164,7 @@ void StepBoard::await_value(CounterWord& word, std::uint32_t value, const WaitCo
                                 "ms for a part of the work that another rank had taken"));
     }
   };
-  sleep_until(word, ready, check, context, [] { return true; });
+  sleep_until(word, ready, check, context, AssumeCoreNeeded{});
 }
 
 void StepBoard::wake(CounterWord& word) {

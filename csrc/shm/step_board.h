@@ -71,8 +71,7 @@ class StepBoard {
 
  private:
   void await(int peer, const WaitContext& context);
-  void tell_core();
-  bool is_core_needed(Counter counter, std::uint32_t target);
+  bool is_core_needed(Counter counter, std::uint32_t target) const;
   void look_for_better_core();
   bool has_reached(int peer) const { return has_reached(peer, awaited_, target_); }
   bool has_reached(int peer, Counter counter, std::uint32_t target) const;
@@ -91,7 +90,6 @@ class StepBoard {
   CoreSpread spread_;
   std::vector<int> allowed_;  // where the thread that made the group may run
   std::vector<int> cores_;    // by rank, while looking
-  std::uint32_t own_core_plus_one_ = 0;
   std::uint32_t waits_ = 0;
   std::uint32_t own_[kCounters] = {};
   Counter awaited_ = Counter::kStep;  // what is waited for, or was last

@@ -43,6 +43,11 @@ inline long times_core_lost() {
   return usage.ru_nivcsw;
 }
 
+// For WaitPolicy::spin(), where it is not known who is on which core.
+struct AssumeCoreNeeded {
+  bool operator()() const { return true; }
+};
+
 // Thread safety: none; one per waiting thread at a time.
 class WaitPolicy {
  public:
@@ -53,8 +58,8 @@ class WaitPolicy {
   // Spins and yields until `ready()` is true or it is time to sleep on a futex. Returns ready()'s
   // last value. `is_core_needed()`: whether somebody who is waited for may be on this core; asked
   // seldom.
-  template <typename Ready, typename IsCoreNeeded>
-  bool spin(const Ready& ready, const IsCoreNeeded& is_core_needed) {
+  template <typename Ready, typename IsCoreNeeded = AssumeCoreNeeded>
+  bool spin(const Ready& ready, const IsCoreNeeded& is_core_needed = {}) {
     for (int i = 0; i < pauses_; ++i) {
       if (ready()) {
         return true;
@@ -80,11 +85,6 @@ class WaitPolicy {
       }
       before = now;
     }
-  }
-  // Where it is not known who is on which core.
-  template <typename Ready>
-  bool spin(const Ready& ready) {
-    return spin(ready, [] { return true; });
   }
 
  private:

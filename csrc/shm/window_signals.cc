@@ -81,7 +81,7 @@ void IncomingSignals::await(const ExpectedSignal& signal, FunctionRef<void()> ch
   const auto never = [] { return false; };
   wait_for_word(
       *words_, lock.owns_lock() ? policy_ : other, [&] { return look_for(signal); }, never,
-      [&] { check(); }, context, [] { return true; });
+      [&] { check(); }, context, AssumeCoreNeeded{});
 }
 
 }  // namespace horon

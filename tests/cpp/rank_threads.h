@@ -221,11 +221,13 @@ class LocalGroup {
   }
   const Peers* peers(int rank) const { return &groups_[static_cast<std::size_t>(rank)]->peers; }
 
-  // As on a machine with one core for each rank, or with two.
-  void set_spare_cores(bool has_spare_cores) {
+  // As on a machine with less than one core for each rank, with one, or with two. Call before the
+  // ranks run.
+  enum class Cores : std::uint8_t { kCrowd, kOneEach, kTwoEach };
+  void set_cores(Cores cores) {
     for (const auto& group : groups_) {
-      group->peers.is_crowded = false;
-      group->peers.has_spare_cores = has_spare_cores;
+      group->peers.is_crowded = cores == Cores::kCrowd;
+      group->peers.has_spare_cores = cores == Cores::kTwoEach;
     }
   }
 

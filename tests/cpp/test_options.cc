@@ -149,8 +149,13 @@ TEST_CASE("an eager message always fits into the ring beside others") {
   options.ring_bytes = 4096;
   options.eager_bytes = 1024;
   REQUIRE_NOTHROW(options.validate());
+  REQUIRE(options.fitting_eager_bytes() == 1024);
   options.eager_bytes = 1088;
   REQUIRE_THROWS_AS(options.validate(), UsageError);
+  options.eager_bytes = Options().eager_bytes;  // who sets the ring alone need not think of this
+  REQUIRE_NOTHROW(options.validate());
+  REQUIRE(options.fitting_eager_bytes() == 1024);
+  REQUIRE(Options().fitting_eager_bytes() == Options().eager_bytes);
 }
 
 TEST_CASE("the fingerprint tells all settings apart but the host") {

@@ -8,8 +8,11 @@
 using namespace horon;
 using namespace horon::testing;
 
-TEST_CASE("p2p progress: a ping-pong of callers that move their messages themselves") {
+namespace {
+
+void test_ping_pong(LocalGroup::Cores cores) {
   LocalGroup group(2);
+  group.set_cores(cores);
   Endpoint ends[] = {Endpoint(group, 0), Endpoint(group, 1)};
   constexpr std::size_t kBytes[] = {0, 4, 1000, 5000, 300000};
   require_no_errors(run_ranks(2, [&](int rank) {
@@ -30,8 +33,9 @@ TEST_CASE("p2p progress: a ping-pong of callers that move their messages themsel
   }));
 }
 
-TEST_CASE("p2p progress: waits of several threads, and operations that nobody waits for") {
+void test_several_threads(LocalGroup::Cores cores) {
   LocalGroup group(2);
+  group.set_cores(cores);
   Endpoint ends[] = {Endpoint(group, 0), Endpoint(group, 1)};
   constexpr int kThreads = 3;
   constexpr int kRounds = 40;
@@ -54,6 +58,20 @@ TEST_CASE("p2p progress: waits of several threads, and operations that nobody wa
       expect(received->data() == message(static_cast<unsigned>(round), bytes), "round ", round);
     }
   }));
+}
+
+}  // namespace
+
+TEST_CASE("p2p progress: a ping-pong of callers that move their messages themselves") {
+  test_ping_pong(LocalGroup::Cores::kOneEach);
+}
+TEST_CASE("p2p progress: the same in a crowd") { test_ping_pong(LocalGroup::Cores::kCrowd); }
+
+TEST_CASE("p2p progress: waits of several threads, and operations that nobody waits for") {
+  test_several_threads(LocalGroup::Cores::kOneEach);
+}
+TEST_CASE("p2p progress: the same of several threads in a crowd") {
+  test_several_threads(LocalGroup::Cores::kCrowd);
 }
 
 TEST_CASE("p2p progress: the background thread goes on where a caller leaves off") {

@@ -18,7 +18,7 @@ namespace {
 struct Group {
   Group(int n_ranks, const std::string& claiming, std::size_t deposit_bytes = 4096)
       : local(n_ranks, options(claiming, deposit_bytes)) {
-    local.set_spare_cores(false);
+    local.set_cores(LocalGroup::Cores::kOneEach);
     for (int rank = 0; rank < n_ranks; ++rank) {
       transports.push_back(std::make_unique<ShmTransport>(local.segment(rank), local.peers(rank)));
     }
@@ -184,7 +184,8 @@ TEST_CASE("shm: started and run operations, with mismatches, claiming") { run_mi
 TEST_CASE("shm: ranks that come together meet, and run what they met for") {
   for (const bool has_spare_cores : {false, true}) {
     Group group(2, "off");
-    group.local.set_spare_cores(has_spare_cores);
+    group.local.set_cores(has_spare_cores ? LocalGroup::Cores::kTwoEach
+                                          : LocalGroup::Cores::kOneEach);
     const std::uint64_t longest = group.local.segment(0)->layout().inline_bytes() / sizeof(float);
     RankCall small(all_reduce_of(2, longest), 0);
     REQUIRE_FALSE(group[0].meet(small.request));  // nobody has to wait for that

@@ -26,7 +26,7 @@ DEFAULTS: dict[str, Any] = {
     "deposit_bytes": 256 * 1024,
     "buffer_bytes": 2 * 1024 * 1024,
     "ring_bytes": 0,
-    "eager_bytes": 8192,
+    "eager_bytes": 16384,
     "claiming": "auto",
     "cuda_batch_bytes": 0,
     "sparse": False,
