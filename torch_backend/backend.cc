@@ -51,8 +51,8 @@ class CollectiveTask final : public Task {
   }
   bool meet() noexcept override {
     try {
-      return may_meet_ && collective_.is_plain() &&
-             group_->transport().meet(collective_.requests[0]);
+      was_met_for_ = may_meet_ && collective_.is_plain();
+      return was_met_for_ && group_->transport().meet(collective_.requests[0]);
     } catch (...) {  // out of memory; execute() will say so
       return false;
     }
@@ -82,6 +82,9 @@ class CollectiveTask final : public Task {
   }
 
   void fail(const std::string& reason) noexcept override {
+    if (was_met_for_) {
+      group_->transport().let_go(collective_.requests[0]);
+    }
     error_ = std::make_exception_ptr(GroupError(reason));
   }
 
@@ -105,6 +108,7 @@ class CollectiveTask final : public Task {
   const bool may_meet_;
   std::exception_ptr error_;
   bool is_started_ = false;
+  bool was_met_for_ = false;
   bool must_tell_of_abort_ = false;
 };
 

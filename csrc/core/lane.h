@@ -54,7 +54,7 @@ class Task {
   virtual bool await_start() noexcept { return false; }
   // After try_start() failed, of the first in the queue: whether the others have come to it as
   // well, so that whoever issued it had better execute it at once. May wait for a millisecond.
-  // Called at most once, in turn; execute() follows, on any thread.
+  // Called at most once, in turn; execute() or fail() follows, on any thread.
   virtual bool meet() noexcept { return false; }
   // Of a started operation: whether execute() would not wait. Called in turn, with the lane's lock.
   virtual bool is_ready() noexcept { return false; }

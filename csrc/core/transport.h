@@ -44,9 +44,11 @@ class Transport {
   // For an operation that start() does not take and that the others may be about to come to as
   // well: brings this rank's part and waits for them, for a millisecond at most, if that is worth
   // it. Whether all have come, so that run() would wait for nobody who computes. In either case
-  // run() of the same request has to be the next call, from any thread. Requires what run()
-  // requires.
+  // run() of the same request has to be the next call, from any thread, or let_go() if the group
+  // ends first. Requires what run() requires.
   virtual bool meet(const Request& /*request*/) { return false; }
+  // Others may have begun to use the tensors of an operation that was met for and will not be run.
+  virtual void let_go(const Request& /*request*/) {}
 
   // Ends the group for all ranks: running and later operations fail with the reason.
   virtual void abort(const std::string& reason) = 0;

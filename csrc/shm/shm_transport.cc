@@ -95,6 +95,12 @@ bool ShmTransport::meet(const Request& request) {
   return has_met;
 }
 
+void ShmTransport::let_go(const Request& request) {
+  if (has_arrived_) {
+    quarantine(request);
+  }
+}
+
 bool ShmTransport::start(const Request& request) {
   const auto longest = longest_stream(request, n_ranks_);
   lacks_room_ = false;

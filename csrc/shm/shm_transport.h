@@ -35,6 +35,7 @@ class ShmTransport final : public Transport {
   bool await_start() override;
   void complete(const Request& request, const WaitContext& context) override;
   bool meet(const Request& request) override;
+  void let_go(const Request& request) override;
   void abort(const std::string& reason) override;
   void depart() override;
 

@@ -289,6 +289,20 @@ TEST_CASE("arena: the tensors of an operation that failed are quarantined") {
   REQUIRE(access[1].own->statistics().quarantined_bytes == 0);
 }
 
+TEST_CASE("arena: the tensors of an operation that was met for and let go are quarantined") {
+  const std::vector<ArenaAccess> access = make_arenas(2);
+  LocalGroup group(2, small_options(), access);
+  for (const LocalGroup::Cores cores : {LocalGroup::Cores::kTwoEach, LocalGroup::Cores::kOneEach}) {
+    group.set_cores(cores);
+    ShmTransport transport(group.segment(0), group.peers(0), group.arenas(0));
+    Ones call(*access[0].own, 10000);
+    REQUIRE_FALSE(transport.meet(call.request));
+    transport.let_go(call.request);
+    const bool has_arrived = cores == LocalGroup::Cores::kOneEach;
+    REQUIRE(access[0].own->statistics().quarantined_bytes == (has_arrived ? 40960 : 0));
+  }
+}
+
 TEST_CASE("arena: a small operation that failed quarantines nothing") {
   const std::vector<ArenaAccess> access = make_arenas(2);
   const LocalGroup group(2, small_options(), access);
