@@ -11,7 +11,6 @@ namespace horon {
 namespace {
 
 constexpr std::uint32_t kWaitsPerLook = 4;  // one look reads a word of every rank
-constexpr int kPausesPerClockRead = 16;
 
 }  // namespace
 
@@ -67,16 +66,7 @@ bool StepBoard::await_briefly(Counter counter, std::uint32_t target) {
 }
 
 bool StepBoard::spin_for(Clock::duration time, Counter counter, std::uint32_t target) const {
-  const Clock::time_point end = Clock::now() + time;
-  while (!have_all_reached(counter, target)) {
-    if (Clock::now() >= end) {
-      return false;
-    }
-    for (int i = 0; i < kPausesPerClockRead; ++i) {
-      pause_cpu();
-    }
-  }
-  return true;
+  return horon::spin_for(time, [&] { return have_all_reached(counter, target); });
 }
 
 bool StepBoard::would_fail(Counter counter, std::uint32_t target) {

@@ -43,6 +43,21 @@ inline long times_core_lost() {
   return usage.ru_nivcsw;
 }
 
+// Spins for so long without giving the core away. Returns ready()'s last value.
+template <typename Ready>
+bool spin_for(Clock::duration time, const Ready& ready) {
+  constexpr int kPausesPerLook = 16;  // at the clock
+  const Clock::time_point start = Clock::now();
+  bool is_ready = ready();
+  while (!is_ready && Clock::now() - start < time) {
+    for (int i = 0; i < kPausesPerLook && !is_ready; ++i) {
+      pause_cpu();
+      is_ready = ready();
+    }
+  }
+  return is_ready;
+}
+
 // For WaitPolicy::spin(), where it is not known who is on which core.
 struct AssumeCoreNeeded {
   bool operator()() const { return true; }
@@ -90,14 +105,7 @@ class WaitPolicy {
  private:
   template <typename Ready>
   bool spin_on(const Ready& ready) {
-    const Clock::time_point start = Clock::now();
-    bool is_ready = false;
-    do {
-      for (int i = 0; i < kPausesPerLook && !is_ready; ++i) {
-        pause_cpu();
-        is_ready = ready();
-      }
-    } while (!is_ready && Clock::now() - start < kSpinTime);
+    const bool is_ready = spin_for(kSpinTime, ready);
     spin_trust_.record(is_ready);
     return is_ready;
   }
@@ -109,7 +117,6 @@ class WaitPolicy {
 
   // What a wake-up from the futex takes.
   static constexpr std::chrono::microseconds kSpinTime{50};
-  static constexpr int kPausesPerLook = 16;  // at the clock
 
   const bool is_crowded_;
   const int pauses_;
