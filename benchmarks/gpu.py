@@ -1,7 +1,7 @@
 """Measures the GPU parts: pack and unpack, all-reduces, a training step; writes JSON and docs/gpu-results.md.
 
     python benchmarks/gpu.py                  # everything, about ten minutes on one GPU
-    python benchmarks/gpu.py --parts pack     # only a part; the report then lacks the others
+    python benchmarks/gpu.py --parts pack     # only a part; what the others measured on this machine and commit stays
     python benchmarks/gpu.py --fit-cost       # the constants of csrc/cuda/fusion_policy.h; kept in the JSON
     python benchmarks/gpu.py --report         # the report again, from the JSON; needs no GPU
 
@@ -28,6 +28,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -83,23 +84,56 @@ def _output(command: list[str]) -> str:
         return "unknown"
 
 
-def measure(arguments: argparse.Namespace) -> list[Cell]:
-    """Runs the parts that were asked for."""
+def jobs_of(arguments: argparse.Namespace) -> Iterator[tuple[str, Any, int]]:
+    """Yields what is measured in one go, on fresh processes: name, job, number of ranks."""
     import gpu_operations
     import gpu_pack
     import gpu_ranks
     import gpu_training
+    from gpu_workloads import WORKLOADS
 
-    cells: list[Cell] = []
     if "pack" in arguments.parts:
-        cells += _timed("pack", gpu_ranks.Job(gpu_pack.measure, (arguments.rounds,)), 1)
+        yield "pack", gpu_ranks.Job(gpu_pack.measure, (arguments.rounds,)), 1
     for n_ranks in arguments.ranks:
+        # Ranks that share a GPU get slices of its time, of a millisecond or two: a call that needs both takes as long.
+        rounds = arguments.rounds if n_ranks == 1 else max(arguments.rounds // 8, 3)
         if "operations" in arguments.parts:
-            cells += _timed("operations", gpu_ranks.Job(gpu_operations.measure, (arguments.rounds,)), n_ranks)
+            for workload in WORKLOADS:
+                yield workload.name, gpu_ranks.Job(gpu_operations.measure, (rounds, workload.name)), n_ranks
         if "training" in arguments.parts:
-            rounds = max(arguments.rounds // 2, 3)
-            cells += _timed("training", gpu_ranks.Job(gpu_training.measure, (rounds,)), n_ranks)
-    return cells
+            yield "training", gpu_ranks.Job(gpu_training.measure, (max(rounds // 2, 3),)), n_ranks
+
+
+def merged(old: list[dict[str, Any]], new: list[Cell]) -> list[dict[str, Any]]:
+    """Returns the cells with those measured again in place of what they were."""
+
+    def key(cell: dict[str, Any]) -> tuple[Any, ...]:
+        return cell["table"], cell["contender"], cell["n_ranks"]
+
+    return list({**{key(cell): cell for cell in old}, **{key(asdict(cell)): asdict(cell) for cell in new}}.values())
+
+
+def measure(arguments: argparse.Namespace, document: dict[str, Any], machine: dict[str, Any]) -> bool:
+    """Runs the parts that were asked for, and keeps what each has measured; False if one failed."""
+    before = document.get("machine") or {}
+    if any(before.get(name) != machine[name] for name in ("GPU", "NCCL", "commit")):
+        document["cells"] = []
+    all_done = True
+    for name, job, n_ranks in jobs_of(arguments):
+        try:
+            cells = _timed(name, job, n_ranks)
+        except ranks.RankFailed as error:
+            print(f"gpu: {name}, {n_ranks} ranks: {error}; all ranks have been ended", file=sys.stderr, flush=True)
+            all_done = False
+            continue
+        document["cells"] = merged(document["cells"], cells)
+        document["machine"] = machine
+        save(arguments.json, document)
+    return all_done
+
+
+def save(path: Path, document: dict[str, Any]) -> None:
+    path.write_text(json.dumps(document, indent=1) + "\n")
 
 
 def _timed(name: str, job: Any, n_ranks: int) -> Any:
@@ -144,27 +178,27 @@ def parse_arguments() -> argparse.Namespace:
 def main() -> int:
     arguments = parse_arguments()
     document: dict[str, Any] = json.loads(arguments.json.read_text()) if arguments.json.exists() else {}
+    all_done = True
     if not arguments.report:
         reason = why_not()
         if reason:
             print(f"gpu: nothing is measured: {reason}", file=sys.stderr)
             return kNoGpu
-        try:
-            machine = describe_machine()
-            if arguments.fit_cost:
+        machine = describe_machine()
+        if arguments.fit_cost:
+            try:
                 document["fit"] = {"machine": machine, **fit_cost(arguments)}
-            else:
-                document["cells"] = [asdict(cell) for cell in measure(arguments)]
-                document["machine"] = machine
-        except ranks.RankFailed as error:
-            print(f"gpu: {error}; all ranks have been ended", file=sys.stderr)
-            return 1
-        arguments.json.write_text(json.dumps(document, indent=1) + "\n")
+                save(arguments.json, document)
+            except ranks.RankFailed as error:
+                print(f"gpu: {error}; all ranks have been ended", file=sys.stderr)
+                all_done = False
+        else:
+            all_done = measure(arguments, document, machine)
     cells = [Cell(**cell) for cell in document.get("cells", [])]
     gpu_report.write(arguments.output, document.get("machine"), cells, document.get("fit"))
     for goal in gpu_report.goals(cells):
         print(f"{goal.met:>12}  {goal.measured:>8}  ({goal.asked})  {goal.line}")
-    return 0
+    return 0 if all_done else 1
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
+import gpu_ranks
 import gpu_timing
 import torch
 import torch.distributed as dist
@@ -19,13 +20,16 @@ kLaunches = 64
 
 def costs(rank: int, n_ranks: int, rounds: int) -> dict[str, Any]:
     """Returns the constants and what they were fitted to. Runs on every rank; rank 0's result counts."""
-    per_call = _calls(rounds)
+    # One rank's calls in place are nothing to NCCL.
+    per_call = _calls(rounds) if n_ranks > 1 else []
     one, many = _packs(rounds)
     launches_us = max(many.device_us or 0.0, many.host_us) / kLaunches
     copy_us = one.device_us or 0.0
     return {
         "n_ranks": n_ranks,
-        "seconds_per_call": _slope([cell.n_bytes // kKiB for cell in per_call], [c.total_us for c in per_call]) * 1e-6,
+        "seconds_per_call": _slope([c.n_bytes // kKiB for c in per_call], [c.host_us for c in per_call]) * 1e-6
+        if per_call
+        else None,
         "seconds_per_launch": launches_us * 1e-6,
         "bytes_per_second": 2 * one.n_bytes / (copy_us * 1e-6) if copy_us else None,
         "cells": [*per_call, one, many],
@@ -34,7 +38,8 @@ def costs(rank: int, n_ranks: int, rounds: int) -> dict[str, Any]:
 
 def _calls(rounds: int) -> list[Cell]:
     """Groups of 1 to 256 all-reduces of 1 KiB each, none of them fused: PyTorch's backend has no fusion buffer."""
-    group: Any = dist.new_group(backend="nccl")
+    # The newer of PyTorch's two backends does not group the calls of a coalescing manager.
+    group: Any = dist.new_group(backend="nccl-legacy" if gpu_ranks.has_nccl2() else "nccl")
     contenders = []
     for n_calls in kCalls:
         workload = Workload(f"{n_calls} calls", ((kKiB // 4,),) * n_calls)

@@ -15,18 +15,14 @@ from gpu_workloads import WORKLOADS, Workload, buckets_of
 kSmallestForBuckets = 2  # tensors
 
 
-def measure(rank: int, n_ranks: int, rounds: int) -> list[Cell]:
-    """Runs on every rank; rank 0's result counts."""
+def measure(rank: int, n_ranks: int, rounds: int, name: str) -> list[Cell]:
+    """Measures the workload of that name. Runs on every rank; rank 0's result counts."""
     import horon.torch as hvd
 
     hvd.init()
-    groups = gpu_ranks.new_groups()
-    cells: list[Cell] = []
-    for workload in WORKLOADS:
-        contenders = _contenders(workload, groups, hvd)
-        cells += gpu_timing.cells(workload.name, contenders, gpu_timing.take_turns(contenders, rounds))
-        del contenders
-        torch.cuda.empty_cache()
+    workload = next(one for one in WORKLOADS if one.name == name)
+    contenders = _contenders(workload, gpu_ranks.new_groups(), hvd)
+    cells = gpu_timing.cells(workload.name, contenders, gpu_timing.take_turns(contenders, rounds))
     hvd.shutdown()
     return cells
 

@@ -282,13 +282,34 @@ HORON_HOST_DEVICE void run_slice(const PackPart& part, const PackSlice& slice, d
 
 }  // namespace pack
 
+// How many threads a slice gives something to do, in whole warps.
+HORON_HOST_DEVICE std::uint32_t threads_for(const PackPart& part, const PackSlice& slice,
+                                            std::uint32_t n_threads) {
+  constexpr std::uint32_t kWarp = 32;
+  const std::uint64_t bytes = (slice.last - slice.first) * wide_bytes(part.conversion);
+  if (bytes >= std::uint64_t{n_threads} * kGrainBytes) {
+    return n_threads;  // without a division
+  }
+  const std::uint32_t accesses =
+      (static_cast<std::uint32_t>(bytes) + part.access_bytes - 1) / part.access_bytes;
+  return accesses < n_threads ? (accesses + kWarp - 1) / kWarp * kWarp : n_threads;
+}
+
 // The whole work of one thread.
+//
+// Note [Small parts side by side]
+// A part of 1 KiB is work for two warps, which wait for memory once, and a block may have dozens of
+// such parts. Each begins with the warps behind those of the part before, so that all warps of the
+// block have some, and wait at the same time.
 template <class Table>
 HORON_HOST_DEVICE void run_pack_thread(const Table& table, std::uint32_t block,
                                        std::uint32_t thread, std::uint32_t n_threads) {
   const double factor = table.header.factor;
+  std::uint32_t turned = thread;  // the thread's number among those of the part
   for_each_slice(table, block, [&](const PackPart& part, const PackSlice& slice) {
-    pack::run_slice(part, slice, factor, thread, n_threads);
+    pack::run_slice(part, slice, factor, turned, n_threads);
+    const std::uint32_t used = threads_for(part, slice, n_threads);
+    turned += turned < used ? n_threads - used : 0U - used;
   });
 }
 

@@ -42,6 +42,14 @@ void launch_pack(const std::vector<PackLaunch>& launches, StreamHandle stream) {
   }
 }
 
+void load_pack_kernels() {
+  cudaFuncAttributes attributes{};
+  HORON_CUDA_CHECK(cudaFuncGetAttributes(&attributes, pack_kernel<kSmallTableParts>),
+                   "the pack kernel");
+  HORON_CUDA_CHECK(cudaFuncGetAttributes(&attributes, pack_kernel<kLargeTableParts>),
+                   "the pack kernel");
+}
+
 std::uint32_t multiprocessors_of(int device) {
   int count = 0;
   HORON_CUDA_CHECK(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device),

@@ -13,6 +13,10 @@ namespace horon {
 // memory lives until the stream has come past. Throws CudaError.
 void launch_pack(const std::vector<PackLaunch>& launches, StreamHandle stream);
 
+// Has CUDA load the kernels on the current device now: at a first launch it may wait for what the
+// GPU runs, and that may wait for other ranks. Throws CudaError.
+void load_pack_kernels();
+
 // For PackOptions. Throws CudaError.
 std::uint32_t multiprocessors_of(int device);
 

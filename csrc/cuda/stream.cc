@@ -26,13 +26,13 @@ bool is_capturing(StreamHandle stream) {
   return status != cudaStreamCaptureStatusNone;
 }
 
-ThreadLocalCaptureScope::ThreadLocalCaptureScope() {
-  cudaStreamCaptureMode mode = cudaStreamCaptureModeThreadLocal;
+RelaxedCaptureScope::RelaxedCaptureScope() {
+  cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
   HORON_CUDA_CHECK(cudaThreadExchangeStreamCaptureMode(&mode));
   former_mode_ = static_cast<int>(mode);
 }
 
-ThreadLocalCaptureScope::~ThreadLocalCaptureScope() {
+RelaxedCaptureScope::~RelaxedCaptureScope() {
   auto mode = static_cast<cudaStreamCaptureMode>(former_mode_);
   warn_on_cuda_error(cudaThreadExchangeStreamCaptureMode(&mode),
                      "cudaThreadExchangeStreamCaptureMode");

@@ -35,14 +35,14 @@ class Stream {
 // Whether operations on the stream are being recorded into a graph. Throws CudaError.
 bool is_capturing(StreamHandle stream);
 
-// While it lives, what this thread calls does not spoil another thread's capture. For threads that
-// poll or allocate while the user captures.
-class ThreadLocalCaptureScope {
+// While it lives, what this thread asks about work outside of a capture spoils no capture, neither
+// another thread's nor its own. For whoever polls or allocates while somebody captures.
+class RelaxedCaptureScope {
  public:
-  ThreadLocalCaptureScope();
-  ~ThreadLocalCaptureScope();
-  ThreadLocalCaptureScope(const ThreadLocalCaptureScope&) = delete;
-  ThreadLocalCaptureScope& operator=(const ThreadLocalCaptureScope&) = delete;
+  RelaxedCaptureScope();
+  ~RelaxedCaptureScope();
+  RelaxedCaptureScope(const RelaxedCaptureScope&) = delete;
+  RelaxedCaptureScope& operator=(const RelaxedCaptureScope&) = delete;
 
  private:
   int former_mode_;

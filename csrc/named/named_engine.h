@@ -211,6 +211,7 @@ class NamedEngine {
   void look_at_devices();
   bool may_poke() const;
   void report_stalls();
+  std::string with_the_dead(const std::string& reason) const;
   void fail_all(const std::string& reason);
   void fail_everything(const std::string& reason);
   std::exception_ptr failure_of(const NamedOperation& operation) const;

@@ -2,6 +2,7 @@
 // here carries out an operation.
 
 #include <algorithm>
+#include <thread>
 
 #include "core/error.h"
 #include "core/log.h"
@@ -14,6 +15,8 @@ namespace {
 // After this time without an answer, and then as often, the coordinator is woken to watch over what
 // is announced, and wakes the others.
 constexpr std::chrono::milliseconds kPokeAfter{500};
+constexpr std::chrono::milliseconds kDeathIsSeenWithin{1000};
+constexpr std::chrono::milliseconds kBetweenLooksForTheDead{10};
 
 std::vector<const Decision*> pointers_to(const std::vector<Decision>& decisions) {
   std::vector<const Decision*> pointers;
@@ -250,7 +253,7 @@ void NamedEngine::look_at_devices() {
         continue;
       }
       if (const std::string error = device->check(); !error.empty()) {
-        fail_all(concat("rank ", rank_, ": ", error));
+        fail_all(with_the_dead(concat("rank ", rank_, ": ", error)));
         return;
       }
       is_busy = is_busy || device->is_busy();
@@ -261,6 +264,18 @@ void NamedEngine::look_at_devices() {
   }
   const std::lock_guard lock(mutex_);
   has_device_work_ = is_busy;
+}
+
+// Where a device reports that a connection broke, the process at its other end may be seen to have
+// ended only a moment later, and the device does not say whose it was.
+std::string NamedEngine::with_the_dead(const std::string& reason) const {
+  const Deadline patience = Deadline::after(kDeathIsSeenWithin);
+  std::string why = channel_->failure();
+  while (why.empty() && !patience.has_passed()) {
+    std::this_thread::sleep_for(kBetweenLooksForTheDead);
+    why = channel_->failure();
+  }
+  return why.empty() ? reason : concat(reason, " (", why, ")");
 }
 
 bool NamedEngine::may_poke() const {

@@ -56,6 +56,11 @@ void Communicator::end_use() {
   changed_.notify_all();
 }
 
+bool Communicator::Use::is_over() const {
+  const std::lock_guard lock(communicator_.mutex_);
+  return communicator_.state_ == State::kOver;
+}
+
 void Communicator::Use::check(NcclResult result, const char* call) const {
   communicator_.check(result, operation_, call);
 }

@@ -61,6 +61,8 @@ class Communicator {
     Use& operator=(const Use&) = delete;
 
     NcclCommHandle handle() const { return communicator_.handle_; }
+    // Aborted meanwhile: where it had to be done without waiting for this use, it is freed.
+    bool is_over() const;
     // Throws what NCCL's answer to `call` means, unless it is success or in progress.
     void check(NcclResult result, const char* call) const;
     // See Note [Non-blocking communicators]. Throws TimeoutError at the deadline, GroupError when

@@ -6,6 +6,9 @@
 namespace horon {
 
 PremulOps::~PremulOps() {
+  if (use_.is_over()) {
+    return;  // they went with the communicator
+  }
   for (const Made& made : made_) {
     const NcclResult result = api_.destroy_op(made.op, use_.handle());
     if (result != NcclResult::kSuccess) {

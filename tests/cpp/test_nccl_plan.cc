@@ -167,6 +167,15 @@ TEST_CASE("NCCL plan: all_reduce and reduce, in place and not, coalesced") {
   }
 }
 
+TEST_CASE("NCCL plan: the average of one rank is its sum, which NCCL has for every type") {
+  Request request = request_of(OpKind::kAllReduce, 4, 1);
+  request.op = ReduceOp::kAvg;
+  REQUIRE(plan_nccl({request}, {0, 1, Float8::kNone, nullptr}).calls[0].reduction.op ==
+          NcclReduceOp::kSum);
+  REQUIRE(plan_nccl({request}, {0, 2, Float8::kNone, nullptr}).calls[0].reduction.op ==
+          NcclReduceOp::kAvg);
+}
+
 TEST_CASE("NCCL plan: broadcast from every root") {
   for (int n_ranks = 1; n_ranks <= 4; ++n_ranks) {
     for (int root = 0; root < n_ranks; ++root) {

@@ -1,5 +1,7 @@
 #include "nccl/nccl_transport.h"
 
+#include <future>
+
 #include "catch.h"
 #include "fake_nccl.h"
 #include "rank_threads.h"
@@ -97,6 +99,23 @@ TEST_CASE("NCCL transport: PREMUL_SUM makes an op for each factor, and destroys 
                 "all_reduce count=4 dtype=7 op=101 in place stream=1", "group_end",
                 "destroy_op 101", "destroy_op 102"});
   REQUIRE(endpoint.nccl.violations().empty());
+}
+
+TEST_CASE("NCCL transport: an op made for a call goes with a communicator that is aborted in it") {
+  NcclEndpoint endpoint;
+  NcclCall call = all_reduce_call(nccl_memory, 4);
+  call.reduction.has_factor = true;
+  call.reduction.factor = 0.5;
+  endpoint.nccl.block("all_reduce");  // it connects ranks, one of which never comes
+  endpoint.nccl.fail("all_reduce", NcclResult::kInternalError);
+  auto caller = std::async(std::launch::async, [&] {
+    endpoint.transport.issue({{}, {call}, {}}, stream(1), "all_reduce", patient());
+  });
+  endpoint.nccl.await_blocked_caller();
+  endpoint.transport.abort("rank 1 died");
+  endpoint.nccl.unblock();
+  REQUIRE_THROWS_AS(caller.get(), GroupError);
+  REQUIRE(endpoint.nccl.take_calls().back() == "comm_abort #0");  // and no destroy_op
 }
 
 TEST_CASE("NCCL transport: a call that fails in a group ends the group, and names itself") {

@@ -416,6 +416,34 @@ TEST_CASE("pack: blocks have equal numbers of grains, and skewed sizes are sprea
   }
 }
 
+TEST_CASE("pack: the small parts of a block are shared by all its warps") {
+  constexpr std::uint32_t kWarp = 32;
+  const std::size_t bytes_of_each = GENERATE(std::size_t{4}, std::size_t{16}, std::size_t{1024});
+  const std::size_t distance = std::max(bytes_of_each, std::size_t{kGrainBytes});
+  const std::size_t n_tensors = 4096 / distance;  // the smallest block
+  Memory source(n_tensors * distance, 0);
+  Memory buffer(n_tensors * distance, 0);
+  std::vector<PackTensor> tensors;
+  for (std::size_t i = 0; i < n_tensors; ++i) {
+    tensors.push_back({address_of(source.data()) + i * distance, i * distance, bytes_of_each / 4});
+  }
+  const auto launches = plan_pack(PackDirection::kPack, tensors, address_of(buffer.data()), {});
+  REQUIRE(launches.size() == 1);
+  REQUIRE(launches[0].n_blocks() == 1);
+  const HostTable table{launches[0].header, launches[0].parts};
+  std::vector<std::size_t> bytes_of_warp(kPackThreads / kWarp);
+  for (std::uint32_t thread = 0; thread < kPackThreads; ++thread) {
+    std::fill_n(source.data(), n_tensors * distance, std::byte{1});
+    std::fill_n(buffer.data(), n_tensors * distance, std::byte{0});
+    run_pack_thread(table, 0, thread, kPackThreads);
+    bytes_of_warp[thread / kWarp] += static_cast<std::size_t>(
+        std::count(buffer.data(), buffer.data() + n_tensors * distance, std::byte{1}));
+  }
+  for (const std::size_t bytes : bytes_of_warp) {
+    REQUIRE(bytes == n_tensors * bytes_of_each / bytes_of_warp.size());
+  }
+}
+
 TEST_CASE("pack: small batches are divided more finely, down to an access for each thread") {
   const PackTensor tensor{0x100000000000, 0, std::uint64_t{1} << 18};  // 1 MiB
   const auto blocks = [&](std::uint32_t n_multiprocessors) {

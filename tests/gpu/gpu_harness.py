@@ -89,6 +89,9 @@ def environment_of(rank: int) -> dict[str, str]:
         "NCCL_NET_PLUGIN": "none",
         "NCCL_SOCKET_IFNAME": "lo",
         "GLOO_SOCKET_IFNAME": "lo",
+        "NCCL_NET_GDR_LEVEL": "LOC",
+        # The kernels of all ranks have to be on the one GPU at the same time, or they wait for each other for ever.
+        "NCCL_MAX_CTAS": "4",
         "NCCL_DEBUG": os.environ.get("NCCL_DEBUG", "WARN"),
     }
     if nccl_version() >= _NCCL_WITH_SEVERAL_RANKS_PER_GPU:
@@ -275,12 +278,17 @@ def run_ranks(
     try:
         results, failures = _collect(workers, number, timeout)
     except BaseException:  # Ctrl-C, pytest's own time limits: nobody may find these workers in the middle of a job.
-        del pool.workers[:world_size]
-        for worker in workers:
+        for worker in pool.workers:
             worker.kill()
+        pool.workers.clear()
         raise
     if failures:
-        del pool.workers[:world_size]  # In an unknown state: the next test gets new ones.
+        # In an unknown state: the next test gets new ones. The idle ones go as well, since each has told NCCL once
+        # and for all which host it is, by the rank that it has had so far.
+        idle = pool.workers[world_size:]
+        pool.workers.clear()
+        for worker in idle:
+            worker.kill()
         raise RankError("\n".join(_describe(fn, workers, failures)))
     return [results[rank] for rank in range(world_size)]
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.distributed as dist
-from gpu_harness import run_ranks
+from gpu_harness import assert_clean_exits, run_fresh_processes, run_ranks
 from gpu_tensors import DEVICE, all_inputs, check_equal, check_reduced, make_input, on_cpu
 from harness import expect_error
 
@@ -190,3 +190,21 @@ def _barriers_beside(rank: int, n: int) -> None:
 @pytest.mark.parametrize("n", [1, 2])
 def test_barriers_while_a_graph_is_captured(n: int) -> None:
     run_ranks(_barriers_beside, n)
+
+
+def _live_graph(rank: int, n: int, destroys: bool) -> None:
+    static = torch.zeros(COUNT, device=DEVICE)
+    globals()["kept"] = graph = _captured(lambda: dist.all_reduce(static))
+    static.fill_(rank + 1)
+    graph.replay()
+    assert (on_cpu(static) == n * (n + 1) / 2).all()
+    if destroys:
+        dist.destroy_process_group()
+
+
+@pytest.mark.horon_only
+@pytest.mark.parametrize("destroys", [True, False], ids=["destroyed", "exit"])
+@pytest.mark.parametrize("n", [1, 2])
+def test_a_graph_that_lives_on_holds_nobody_up(n: int, destroys: bool) -> None:
+    """NCCL neither finalizes nor aborts a communicator before the graphs that use it are gone."""
+    assert_clean_exits(run_fresh_processes(_live_graph, n, destroys, timeout=60))

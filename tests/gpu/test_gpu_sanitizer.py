@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import site
 import subprocess
 import sys
 from pathlib import Path
@@ -18,11 +19,16 @@ FOUND_SOMETHING = 86
 
 
 def _sanitizer() -> str:
-    for candidate in ("compute-sanitizer", "/usr/local/cuda/bin/compute-sanitizer"):
+    """The toolkit's, or that of NVIDIA's package for Python."""
+    of_python = [f"{folder}/nvidia/cu13/bin/compute-sanitizer" for folder in site.getsitepackages()]
+    for candidate in ("compute-sanitizer", "/usr/local/cuda/bin/compute-sanitizer", *of_python):
         path = shutil.which(candidate)
         if path:
             return path
-    pytest.skip("compute-sanitizer is not installed")
+    why = "compute-sanitizer is not there: it comes with the CUDA toolkit, or pip install nvidia-cuda-sanitizer-api"
+    if os.environ.get("FAIL_WITHOUT_CUDA") == "1":
+        pytest.fail(why)
+    pytest.skip(why)
 
 
 def _run(command: list[str]) -> subprocess.CompletedProcess[str]:

@@ -177,6 +177,9 @@ def _does_not_block_behind_kernels(rank: int, n: int) -> None:
             warm.wait()
         torch.cuda.synchronize()
         tensor = torch.empty(COUNT, device=DEVICE)
+        tensor.fill_(0).mul_(2)  # a kernel's first launch may wait for the GPU, to load it
+        torch.cuda._sleep(1)
+        torch.cuda.synchronize()
         torch.cuda._sleep(SLEEP_CYCLES)
         tensor.fill_(rank + 1)
         work = dist.all_reduce(tensor, async_op=is_async)

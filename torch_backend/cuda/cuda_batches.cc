@@ -90,7 +90,9 @@ CudaLane& CudaBatches::lane(const WaitContext& context) {
 }
 
 void CudaBatches::run(const DeviceBatch& batch, const WaitContext& context) {
-  const ThreadLocalCaptureScope uncaptured;
+  // First: without it, what comes next would start a context on a thread's default, GPU 0.
+  const c10::cuda::CUDAGuard device_guard(state_->device_of(set_));
+  const RelaxedCaptureScope uncaptured;
   CudaLane& lane = this->lane(context);
   const c10::cuda::CUDAStreamGuard guard(lane.stream());
   const std::string operation = describe(*batch.tensors.front().request);
@@ -153,7 +155,8 @@ std::string CudaBatches::check() {
   if (pending_.empty()) {
     return "";
   }
-  const ThreadLocalCaptureScope uncaptured;
+  const c10::cuda::CUDAGuard device_guard(lane_->device());
+  const RelaxedCaptureScope uncaptured;
   forget_what_came();
   if (pending_.empty()) {
     return "";

@@ -66,14 +66,19 @@ void CudaGroup::check_open(const char* operation) const {
 // In a catch block. What ends the group ends it for everybody who waits here.
 void CudaGroup::rethrow_failed() {
   const std::exception_ptr error = std::current_exception();
-  if (ends_group(error)) {
-    try {
-      std::rethrow_exception(error);
-    } catch (const std::exception& what) {
-      stop(what.what(), false);
-    }
+  if (!ends_group(error)) {
+    rethrow_translated();
   }
-  rethrow_translated();
+  std::string reason;
+  try {
+    std::rethrow_exception(error);
+  } catch (const PeerLostError& lost) {
+    reason = with_dead_peer(lost.what());
+  } catch (const std::exception& other) {
+    reason = other.what();
+  }
+  stop(reason, false);
+  std::rethrow_exception(translated(std::make_exception_ptr(GroupError(reason))));
 }
 
 // --- lanes ---
@@ -114,12 +119,12 @@ CudaLane& CudaGroup::lane_with(int peer, c10::Device device, const Deadline& dea
   return find_or_connect(concat(low, '-', high), rank_ == low ? 0 : 1, 2, peer, device, deadline);
 }
 
-std::vector<CudaLane*> CudaGroup::lanes() const {
+std::vector<std::shared_ptr<CudaLane>> CudaGroup::lanes() const {
   const std::lock_guard lock(mutex_);
-  std::vector<CudaLane*> all;
+  std::vector<std::shared_ptr<CudaLane>> all;
   all.reserve(lanes_.size());
   for (const auto& [key, lane] : lanes_) {
-    all.push_back(lane.get());
+    all.push_back(lane);
   }
   return all;
 }
@@ -243,10 +248,27 @@ DeviceSide::WorkPtr CudaGroup::end_coalescing(const DeviceCall& call) {
 void CudaGroup::watch(const OperationPtr& operation) {
   const std::lock_guard lock(mutex_);
   in_flight_.push_back(operation);
+  watch_locked(operation->stream().device_index());
+}
+
+void CudaGroup::watch_locked(c10::DeviceIndex device) {
   if (!is_watched_) {
     is_watched_ = true;
-    CudaWatcher::instance().watch(shared_from_this());
+    CudaWatcher::instance().watch(shared_from_this(), device);
   }
+}
+
+CudaGroup::WatchedLaunch::WatchedLaunch(CudaGroup& group, const Awaited& awaited,
+                                        c10::DeviceIndex device)
+    : group_(group) {
+  const std::lock_guard lock(group_.mutex_);
+  group_.launch_ = awaited;
+  group_.watch_locked(device);
+}
+
+CudaGroup::WatchedLaunch::~WatchedLaunch() {
+  const std::lock_guard lock(group_.mutex_);
+  group_.launch_.reset();
 }
 
 // See Note [Lives of tensors].
@@ -277,12 +299,12 @@ void CudaGroup::flush_batches(const CUDAStream& stream, bool is_captured) {
 
 void CudaGroup::drain(const Deadline& deadline) {
   if (batching_) {
-    for (CudaLane* lane : lanes()) {
+    for (const std::shared_ptr<CudaLane>& lane : lanes()) {
       flush_batches(c10::cuda::getCurrentCUDAStream(lane->device()), false);
     }
   }
   std::vector<CUDAStream> streams;
-  for (CudaLane* lane : lanes()) {
+  for (const std::shared_ptr<CudaLane>& lane : lanes()) {
     streams.push_back(c10::cuda::getCurrentCUDAStream(lane->device()));
     streams.push_back(lane->stream());
   }
@@ -315,9 +337,10 @@ void CudaGroup::shutdown(const Deadline& drain_until) {
   if (!is_healthy) {
     abort("the process group was destroyed while operations were under way");
   } else {
-    for (CudaLane* lane : lanes()) {
+    for (const std::shared_ptr<CudaLane>& lane : lanes()) {
       try {
-        lane->transport().close(Deadline::after(kCloseTimeout));
+        CudaLane::end(lane,
+                      [](CudaLane& one) { one.transport().close(Deadline::after(kCloseTimeout)); });
       } catch (const Error& error) {
         log_warning(concat("closing a communicator: ", error.what()));
       }
@@ -343,8 +366,8 @@ void CudaGroup::abort(const std::string& reason) {
   if (batching_) {
     batching_->abort(reason);
   }
-  for (CudaLane* lane : lanes()) {
-    lane->transport().abort(reason);
+  for (const std::shared_ptr<CudaLane>& lane : lanes()) {
+    CudaLane::end(lane, [reason](CudaLane& one) { one.transport().abort(reason); });
   }
 }
 

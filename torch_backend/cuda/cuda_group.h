@@ -6,6 +6,12 @@
 // stream holds then; Work::wait() makes the stream that is current there wait. The host waits for
 // nothing but a communicator's first use, which all ranks have to come to.
 //
+// Note [Launches that wait]
+// NCCL connects ranks when they first need it: for each algorithm, and for messages with each peer.
+// Then the call itself waits for the others, without a limit. So the watcher knows of every call
+// into NCCL: when one takes too long, or who it waits for has died, the communicator is aborted,
+// and the call comes back with an error.
+//
 // Note [Lives of tensors]
 // The memory of a tensor that its owner drops is used again in the order of the stream that it was
 // allocated on, which knows nothing of ours. So asynchronous operations keep their tensors: until
@@ -57,6 +63,27 @@ class CudaGroup final : public DeviceSide,
  private:
   using OperationPtr = std::shared_ptr<CudaOperation>;
 
+  // Of what is under way, for whoever has to say that it takes too long.
+  struct Awaited {
+    const char* name = "";
+    std::uint64_t sequence = 0;
+    Deadline deadline = Deadline::after(std::chrono::milliseconds(0));
+
+    std::string text() const { return std::string(name) + " #" + std::to_string(sequence); }
+  };
+
+  // While it lives, the watcher looks after a call into NCCL: see Note [Launches that wait].
+  class WatchedLaunch {
+   public:
+    WatchedLaunch(CudaGroup& group, const Awaited& awaited, c10::DeviceIndex device);
+    ~WatchedLaunch();
+    WatchedLaunch(const WatchedLaunch&) = delete;
+    WatchedLaunch& operator=(const WatchedLaunch&) = delete;
+
+   private:
+    CudaGroup& group_;
+  };
+
   // What is queued at once.
   struct Batch {
     std::vector<Request> requests;
@@ -95,18 +122,22 @@ class CudaGroup final : public DeviceSide,
   // What was batched goes before whatever is queued on `stream` now.
   void flush_batches(const c10::cuda::CUDAStream& stream, bool is_captured);
   void watch(const OperationPtr& operation);
+  void watch_locked(c10::DeviceIndex device);
   void release_ended();
-  std::vector<CudaLane*> lanes() const;
+  std::vector<std::shared_ptr<CudaLane>> lanes() const;
   void check_open(const char* operation) const;
   [[noreturn]] void rethrow_failed();
 
   // The watcher's.
   std::vector<OperationPtr> pending();
-  void look_at(const std::vector<OperationPtr>& pending);
-  std::string reason_to_stop(const std::vector<OperationPtr>& pending);
-  std::string describe_timeout(const CudaOperation& late);
+  // What has ended is finished; returns what has not, the launch last.
+  std::vector<Awaited> finish_ended(const std::vector<OperationPtr>& pending);
+  void look_at(const std::vector<Awaited>& left);
+  std::string describe_timeout(const Awaited& late);
   // A rank of this host whose process has ended, or whether that one has; empty if there is none.
   std::string find_dead_peer(std::optional<int> only = {}) const;
+  // See Note [Whose connection it was].
+  std::string with_dead_peer(const std::string& reason) const;
   void stop(const std::string& reason, bool is_peer_lost) noexcept;
 
   const c10::intrusive_ptr<c10d::Store> store_;
@@ -128,8 +159,9 @@ class CudaGroup final : public DeviceSide,
   mutable std::mutex mutex_;
   std::condition_variable idle_;  // nothing of in_flight_ is under way
   // Guarded by mutex_:
-  std::map<std::pair<std::string, c10::DeviceIndex>, std::unique_ptr<CudaLane>> lanes_;
+  std::map<std::pair<std::string, c10::DeviceIndex>, std::shared_ptr<CudaLane>> lanes_;
   std::deque<OperationPtr> in_flight_;  // in the order of their calls
+  std::optional<Awaited> launch_;
   bool is_watched_ = false;
   std::string failure_;  // not empty: why nothing goes on
 

@@ -26,10 +26,6 @@ at::Tensor scratch_on_current_stream(std::size_t bytes, c10::Device device) {
                    at::TensorOptions().dtype(at::kByte).device(device));
 }
 
-std::string text_of(const DeviceCall& call) {
-  return std::string(call.name()) + " #" + std::to_string(call.sequence);
-}
-
 // Nearly always one list: a plan is for one kind of 8-bit floats.
 std::vector<std::vector<Request>> by_float8(std::vector<Request>& requests) {
   std::vector<std::vector<Request>> lists;
@@ -66,7 +62,11 @@ DeviceSide::WorkPtr CudaGroup::queue(CudaLane& lane, Batch batch, const DeviceCa
     for (Collective& collective : batch.collectives) {
       collective.prepare();
     }
-    launch(lane, batch, stream, text_of(call), deadline);
+    {
+      const Awaited awaited{call.name(), call.sequence, deadline};
+      const WatchedLaunch watched(*this, awaited, lane.device());
+      launch(lane, batch, stream, awaited.text(), deadline);
+    }
     for (Collective& collective : batch.collectives) {
       collective.finish();
     }
@@ -100,7 +100,12 @@ DeviceSide::WorkPtr CudaGroup::queue(CudaLane& lane, Batch batch, const DeviceCa
   const CudaOperation::Origin origin{call.name(), call.sequence, next_completion_key(), deadline};
   const auto operation = std::make_shared<CudaOperation>(
       origin, CudaOperation::Streams{caller, stream}, std::move(end), std::move(kept));
-  if (!is_captured) {
+  if (is_captured) {
+    lane.note_capture();
+    // It runs when the graph does, as often as that does, and nobody tells: it counts as done.
+    const CallOut call_out;
+    hooks_->on_completion.call_all(operation->completion_key());
+  } else {
     watch(operation);
   }
   if (!call.is_async && hooks_->on_completion.is_empty()) {
@@ -142,8 +147,11 @@ void CudaGroup::launch(CudaLane& lane, Batch& batch, const CUDAStream& stream,
 void CudaGroup::launch_fused(CudaLane& lane, std::vector<Request>& requests,
                              const CUDAStream& stream, const std::string& operation,
                              const Deadline& deadline) {
-  const auto is_reduction = [](const Request& request) {
-    return pattern(request.kind) == Pattern::kReduceToAll && request.refusal.empty();
+  const auto is_reduction = [&](const Request& request) {
+    // Of one rank's tensors nothing changes but by a factor: there is nothing to save.
+    const bool does_something = lane.n_ranks() > 1 || request.op == ReduceOp::kPremulSum;
+    return does_something && pattern(request.kind) == Pattern::kReduceToAll &&
+           request.refusal.empty();
   };
   std::vector<Request> reductions;
   std::vector<Request> others;

@@ -1,6 +1,7 @@
 // CudaGroup: what the watcher's thread does.
 
 #include <algorithm>
+#include <thread>
 
 #include "core/error.h"
 #include "core/log.h"
@@ -21,21 +22,22 @@ constexpr int kLooksPerCheckup = 5;
 constexpr std::chrono::seconds kGraceAfterDeath{2};
 // How long the ranks that a timeout has struck wait for each other's reports.
 constexpr std::chrono::seconds kReportPatience{3};
+constexpr std::chrono::milliseconds kBetweenLooksAtPeers{10};
 
 }  // namespace
 
 bool CudaGroup::look() noexcept {
   try {
-    const std::vector<OperationPtr> under_way = pending();
-    if (!under_way.empty()) {
-      look_at(under_way);
+    const std::vector<Awaited> left = finish_ended(pending());
+    if (!left.empty()) {
+      look_at(left);
     }
   } catch (const std::exception& error) {
     stop(concat("work on the GPU failed: ", error.what()), false);
   }
   const std::lock_guard lock(mutex_);
-  is_watched_ = std::any_of(in_flight_.begin(), in_flight_.end(),
-                            [](const OperationPtr& operation) { return !operation->is_over(); });
+  is_watched_ = launch_ || std::any_of(in_flight_.begin(), in_flight_.end(),
+                                       [](const OperationPtr& one) { return !one->is_over(); });
   if (!is_watched_) {
     looks_ = 0;
     peer_died_at_.reset();
@@ -52,11 +54,12 @@ std::vector<CudaGroup::OperationPtr> CudaGroup::pending() {
   return found;
 }
 
-void CudaGroup::look_at(const std::vector<OperationPtr>& under_way) {
-  std::vector<OperationPtr> left;
+std::vector<CudaGroup::Awaited> CudaGroup::finish_ended(
+    const std::vector<OperationPtr>& under_way) {
+  std::vector<Awaited> left;
   for (const OperationPtr& operation : under_way) {
     if (!operation->has_ended()) {
-      left.push_back(operation);
+      left.push_back({operation->name(), operation->sequence(), operation->deadline()});
       continue;
     }
     operation->finish();
@@ -65,22 +68,26 @@ void CudaGroup::look_at(const std::vector<OperationPtr>& under_way) {
       hooks_->on_completion.call_all(operation->completion_key());
     }
   }
-  if (left.empty()) {
-    return;
+  const std::lock_guard lock(mutex_);
+  if (launch_) {
+    left.push_back(*launch_);
   }
-  const auto late = std::find_if(left.begin(), left.end(), [](const OperationPtr& operation) {
-    return operation->deadline().has_passed();
-  });
+  return left;
+}
+
+void CudaGroup::look_at(const std::vector<Awaited>& left) {
+  const auto late = std::find_if(left.begin(), left.end(),
+                                 [](const Awaited& one) { return one.deadline.has_passed(); });
   if (late != left.end()) {
-    stop(describe_timeout(**late), false);
+    stop(describe_timeout(*late), false);
     return;
   }
   if (++looks_ % kLooksPerCheckup != 0) {
     return;
   }
-  for (CudaLane* lane : lanes()) {
+  for (const std::shared_ptr<CudaLane>& lane : lanes()) {
     if (const auto error = lane->transport().check_async_error()) {
-      stop(concat(left.front()->text(), ": ", *error), true);
+      stop(with_dead_peer(concat(left.front().text(), ": ", *error)), true);
       return;
     }
   }
@@ -90,7 +97,7 @@ void CudaGroup::look_at(const std::vector<OperationPtr>& under_way) {
       peer_died_at_ = Clock::now();
     }
   } else if (Clock::now() - *peer_died_at_ > kGraceAfterDeath) {
-    stop(concat(left.front()->text(), ": ", dead_peer_,
+    stop(concat(left.front().text(), ": ", dead_peer_,
                 " has ended, and the operation can not complete without it."),
          true);
   }
@@ -119,10 +126,27 @@ std::string CudaGroup::find_dead_peer(std::optional<int> only) const {
   return "";
 }
 
+// Note [Whose connection it was]
+// Where ranks talk over sockets, NCCL reports that a connection broke before the process at its
+// other end can be seen to have ended, and does not say whose it was.
+std::string CudaGroup::with_dead_peer(const std::string& reason) const {
+  const auto group = group_.lock();
+  if (!group || !group->shared()) {
+    return reason;  // nobody can be seen
+  }
+  const Deadline patience = Deadline::after(kGraceAfterDeath);
+  std::string dead = find_dead_peer();
+  while (dead.empty() && !patience.has_passed()) {
+    std::this_thread::sleep_for(kBetweenLooksAtPeers);
+    dead = find_dead_peer();
+  }
+  return dead.empty() ? reason : concat(reason, " (", dead, " has ended)");
+}
+
 // NCCL has no arrival phase, so ranks tell each other through the store how far they have come.
-std::string CudaGroup::describe_timeout(const CudaOperation& late) {
+std::string CudaGroup::describe_timeout(const Awaited& late) {
   const std::string what = concat(late.text(), ": Timed out waiting ",
-                                  late.deadline().timeout().count(), "ms for the GPUs. ");
+                                  late.deadline.timeout().count(), "ms for the GPUs. ");
   try {
     StoreAdapter store(store_);
     const std::uint64_t own = last_sequence_.load(std::memory_order_relaxed);
@@ -136,7 +160,7 @@ std::string CudaGroup::describe_timeout(const CudaOperation& late) {
         continue;
       }
       try {
-        if (std::stoull(store.get(key(peer), patience)) < late.sequence()) {
+        if (std::stoull(store.get(key(peer), patience)) < late.sequence) {
           behind.push_back(peer);
         }
       } catch (const TimeoutError&) {

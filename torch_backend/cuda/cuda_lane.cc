@@ -2,10 +2,14 @@
 
 #include <c10/cuda/CUDAGuard.h>
 
+#include <chrono>
 #include <cstdlib>
+#include <future>
 #include <string_view>
+#include <thread>
 
 #include "core/error.h"
+#include "core/log.h"
 #include "cuda/pack_kernels.h"
 #include "nccl/unique_id_exchange.h"
 #include "store_adapter.h"
@@ -21,6 +25,9 @@ bool wants_blocking() {
   const char* value = std::getenv("HORON_NCCL_BLOCKING");
   return value == nullptr || std::string_view(value) != "0";
 }
+
+// NCCL takes some milliseconds where no graph is left.
+constexpr std::chrono::milliseconds kGraphPatience{1000};
 
 LaunchCopies copies_with(std::uint32_t n_multiprocessors) {
   PackOptions options;
@@ -50,6 +57,7 @@ std::unique_ptr<CudaLane> CudaLane::connect(const c10::intrusive_ptr<c10d::Store
                                             std::optional<CUDAStream> stream,
                                             std::function<void()> check) {
   const c10::cuda::CUDAGuard guard(device);
+  load_pack_kernels();
   StoreAdapter adapter(store, std::move(check));
   const NcclUniqueId id = exchange_unique_id(adapter, nccl_api(), rank, n_ranks, name, deadline);
   NcclConfig config;
@@ -59,6 +67,24 @@ std::unique_ptr<CudaLane> CudaLane::connect(const c10::intrusive_ptr<c10d::Store
   return std::unique_ptr<CudaLane>(new CudaLane(
       std::move(communicator),
       stream ? *stream : c10::cuda::getStreamFromPool(/*isHighPriority=*/true, device)));
+}
+
+void CudaLane::end(const std::shared_ptr<CudaLane>& lane, std::function<void(CudaLane&)> end) {
+  if (!lane->is_in_graphs_.load(std::memory_order_relaxed)) {
+    end(*lane);
+    return;
+  }
+  std::packaged_task<void()> task([lane, end = std::move(end)] { end(*lane); });
+  std::future<void> ended = task.get_future();
+  std::thread(std::move(task)).detach();
+  if (ended.wait_for(kGraphPatience) == std::future_status::ready) {
+    ended.get();
+    return;
+  }
+  log_warning(concat("rank ", lane->rank(), ": a CUDA graph that has captured operations of a ",
+                     "process group still lives; the group's communicator on device ",
+                     static_cast<int>(lane->device()), " is freed after it. Delete the graphs ",
+                     "before the group."));
 }
 
 }  // namespace horon::torch_backend

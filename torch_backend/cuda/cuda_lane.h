@@ -1,8 +1,15 @@
 // What the operations of one group on one device run on: a communicator, a stream, events.
+//
+// Note [Graphs hold communicators]
+// NCCL counts the graphs that have captured calls on a communicator, and neither finalizes nor
+// aborts it before the last of them is gone: the call waits, without a limit. So where something
+// has been captured, that is done by a thread of its own, which is waited for a little, and which
+// may outlive the group.
 #pragma once
 
 #include <c10/cuda/CUDAStream.h>
 
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -39,6 +46,13 @@ class CudaLane {
   const c10::cuda::CUDAStream& stream() const { return stream_; }
   EventPool& events() { return events_; }
   c10::DeviceIndex device() const { return stream_.device_index(); }
+  // A graph has captured an operation.
+  void note_capture() { is_in_graphs_.store(true, std::memory_order_relaxed); }
+
+  // Calls end(), which finalizes or aborts the communicator. Returns when it has, or when a graph
+  // that lives on keeps it from it; throws what end() throws in the former case.
+  static void end(const std::shared_ptr<CudaLane>& lane, std::function<void(CudaLane&)> end);
+
   // For the pack kernel.
   std::uint32_t n_multiprocessors() const { return n_multiprocessors_; }
 
@@ -49,6 +63,7 @@ class CudaLane {
   const std::uint32_t n_multiprocessors_;
   EventPool events_;
   NcclTransport transport_;
+  std::atomic<bool> is_in_graphs_{false};
 };
 
 }  // namespace horon::torch_backend

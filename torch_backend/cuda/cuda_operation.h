@@ -40,6 +40,7 @@ class CudaOperation {
                 std::vector<at::Tensor> kept)
       : origin_(origin), streams_(streams), end_(std::move(end)), kept_(std::move(kept)) {}
 
+  const char* name() const { return origin_.name; }
   // "all_reduce #42".
   std::string text() const { return std::string(origin_.name) + " #" + std::to_string(sequence()); }
   std::uint64_t sequence() const { return origin_.sequence; }

@@ -1,5 +1,7 @@
 #include "cuda/cuda_watcher.h"
 
+#include <c10/cuda/CUDAGuard.h>
+
 #include <algorithm>
 #include <chrono>
 #include <iterator>
@@ -22,14 +24,14 @@ CudaWatcher& CudaWatcher::instance() {
   return *watcher;
 }
 
-void CudaWatcher::watch(std::shared_ptr<Watched> watched) {
+void CudaWatcher::watch(std::shared_ptr<Watched> watched, c10::DeviceIndex device) {
   const std::lock_guard lock(mutex_);
   if (is_stopping_) {
     return;
   }
   added_.push_back(std::move(watched));
   if (!thread_.joinable()) {
-    thread_ = std::thread([this] { run(); });
+    thread_ = std::thread([this, device] { run(device); });
   }
   changed_.notify_one();
 }
@@ -47,10 +49,12 @@ void CudaWatcher::stop() {
   }
 }
 
-void CudaWatcher::run() {
+void CudaWatcher::run(c10::DeviceIndex device) {
   name_this_thread("horon-cuda");
+  // A thread begins on GPU 0, where what comes next would start a context of half a gigabyte.
+  const c10::cuda::CUDAGuard device_guard(device);
   // What is asked here must not end a capture that some thread of the user's is in.
-  const ThreadLocalCaptureScope capture_scope;
+  const RelaxedCaptureScope capture_scope;
   std::vector<std::shared_ptr<Watched>> watched;
   std::unique_lock lock(mutex_);
   while (!is_stopping_) {

@@ -5,6 +5,8 @@
 // The thread begins with the first operation, and sleeps while nothing is under way.
 #pragma once
 
+#include <c10/core/Device.h>
+
 #include <condition_variable>
 #include <memory>
 #include <mutex>
@@ -30,8 +32,8 @@ class CudaWatcher {
   // The one of this process: a thread for each group would be too many.
   static CudaWatcher& instance();
 
-  // Ownership: shared until look() says that nothing is under way.
-  void watch(std::shared_ptr<Watched> watched);
+  // `device`: of what is under way. Ownership: shared until look() says that nothing is any more.
+  void watch(std::shared_ptr<Watched> watched, c10::DeviceIndex device);
 
   // For the end of the process. Joins the thread; later calls of watch() are ignored.
   void stop();
@@ -39,7 +41,7 @@ class CudaWatcher {
  private:
   CudaWatcher() = default;
 
-  void run();
+  void run(c10::DeviceIndex device);
 
   std::mutex mutex_;
   std::condition_variable changed_;

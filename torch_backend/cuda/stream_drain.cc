@@ -44,7 +44,7 @@ std::vector<CUDAStream> current_streams(const std::vector<std::int64_t>& device_
 namespace {
 
 bool run_out_by(const Deadline& deadline, const std::vector<CUDAStream>& streams) {
-  const ThreadLocalCaptureScope capture_scope;
+  const RelaxedCaptureScope capture_scope;
   std::vector<Event> reached;
   reached.reserve(streams.size());
   for (const CUDAStream& stream : streams) {
