@@ -38,9 +38,14 @@ HORON_HOST_DEVICE std::uint32_t elements_per_grain(PackConversion conversion) {
   return kGrainBytes / wide_bytes(conversion);
 }
 
-HORON_HOST_DEVICE std::uint64_t grains_of(const PackPart& part) {
-  const std::uint32_t per_grain = elements_per_grain(part.conversion);
-  return part.elements / per_grain + (part.elements % per_grain != 0 ? 1 : 0);
+// How long part `i` is, in elements.
+template <class Table>
+HORON_HOST_DEVICE std::uint64_t elements_of(const Table& table, std::uint32_t i) {
+  const PackPart& part = table.parts[i];
+  const std::uint32_t end =
+      i + 1 < table.header.n_parts ? table.parts[i + 1].first_grain : table.header.n_grains;
+  return std::uint64_t{end - part.first_grain - 1} * elements_per_grain(part.conversion) +
+         part.last_elements;
 }
 
 // The last part that begins at or before the grain. Requires that the first one begins at 0.
@@ -59,15 +64,15 @@ HORON_HOST_DEVICE std::uint32_t find_part(const Table& table, std::uint32_t grai
   return low;
 }
 
-// The elements of the part that lie in grains [begin, end) of the axis.
-HORON_HOST_DEVICE PackSlice slice_of(const PackPart& part, std::uint64_t begin, std::uint64_t end) {
+// The elements of a part of `elements` that lie in grains [begin, end) of the axis.
+HORON_HOST_DEVICE PackSlice slice_of(const PackPart& part, std::uint64_t elements,
+                                     std::uint64_t begin, std::uint64_t end) {
   const std::uint64_t per_grain = elements_per_grain(part.conversion);
   const std::uint64_t from = begin > part.first_grain ? begin - part.first_grain : 0;
   const std::uint64_t to = end > part.first_grain ? end - part.first_grain : 0;
   const std::uint64_t first = from * per_grain;
   const std::uint64_t last = to * per_grain;
-  return {first < part.elements ? first : part.elements,
-          last < part.elements ? last : part.elements};
+  return {first < elements ? first : elements, last < elements ? last : elements};
 }
 
 // Calls visit(part, slice) for everything that block `block` has to do, in the order of the axis.
@@ -82,7 +87,7 @@ HORON_HOST_DEVICE void for_each_slice(const Table& table, std::uint64_t block, V
   }
   for (std::uint32_t i = find_part(table, static_cast<std::uint32_t>(begin));
        i < table.header.n_parts && table.parts[i].first_grain < end; ++i) {
-    const PackSlice slice = slice_of(table.parts[i], begin, end);
+    const PackSlice slice = slice_of(table.parts[i], elements_of(table, i), begin, end);
     if (slice.first < slice.last) {
       visit(table.parts[i], slice);
     }

@@ -36,6 +36,15 @@ ElementSizes sizes_of(PackConversion conversion) {
   }
 }
 
+// What becomes one or more parts.
+struct Range {
+  std::uint64_t source = 0;       // address
+  std::uint64_t destination = 0;  // address
+  std::uint64_t elements = 0;     // of the conversion's source type; bytes for kCopy
+  PackConversion conversion = PackConversion::kCopy;
+  std::uint8_t access_bytes = 0;
+};
+
 // How one range is accessed: `head` elements one by one, then accesses of `access_bytes`.
 struct Alignment {
   std::uint64_t head = 0;
@@ -43,7 +52,7 @@ struct Alignment {
 };
 
 // The widest access to which both sides can be aligned by the same head.
-Alignment widest_access(const PackPart& part, const ElementSizes& sizes) {
+Alignment widest_access(const Range& part, const ElementSizes& sizes) {
   const std::uint64_t wide = std::max(sizes.source, sizes.destination);
   for (std::uint64_t access = kGrainBytes; access > wide; access /= 2) {
     const std::uint64_t elements = access / wide;
@@ -60,7 +69,7 @@ Alignment widest_access(const PackPart& part, const ElementSizes& sizes) {
   return {0, wide};
 }
 
-void check_addresses(const PackPart& part) {
+void check_addresses(const Range& part) {
   const ElementSizes sizes = sizes_of(part.conversion);  // 1 for what is copied as bytes
   if (part.source == 0 || part.destination == 0 || part.source % sizes.source != 0 ||
       part.destination % sizes.destination != 0) {
@@ -75,7 +84,7 @@ class Planner {
  public:
   explicit Planner(const PackOptions& options) : options_(options) {}
 
-  void add(PackPart part) {
+  void add(Range part) {
     if (part.elements == 0) {
       return;
     }
@@ -84,7 +93,7 @@ class Planner {
     const Alignment alignment = widest_access(part, sizes);
     const std::uint64_t head = std::min(alignment.head, part.elements);
     if (head > 0) {
-      PackPart first = part;
+      Range first = part;
       first.elements = head;
       first.access_bytes = static_cast<std::uint8_t>(wide_bytes(part.conversion));
       place(first);
@@ -109,18 +118,18 @@ class Planner {
            launches_.back().header.n_grains == kMaxGrains;
   }
 
-  static void advance(PackPart& part, std::uint64_t elements, const ElementSizes& sizes) {
+  static void advance(Range& part, std::uint64_t elements, const ElementSizes& sizes) {
     part.source += elements * sizes.source;
     part.destination += elements * sizes.destination;
     part.elements -= elements;
   }
 
   // A part may be longer than what is left of the axis of a launch, or than a whole one.
-  void place_divided(PackPart part, const ElementSizes& sizes) {
+  void place_divided(Range part, const ElementSizes& sizes) {
     while (part.elements > 0) {
       const std::uint64_t room =
           needs_launch() ? kMaxGrains : kMaxGrains - launches_.back().header.n_grains;
-      PackPart piece = part;
+      Range piece = part;
       piece.elements =
           std::min(part.elements, room * std::uint64_t{elements_per_grain(part.conversion)});
       place(piece);
@@ -128,15 +137,17 @@ class Planner {
     }
   }
 
-  void place(PackPart part) {
-    const std::uint64_t grains = grains_of(part);
+  void place(const Range& part) {
+    const std::uint64_t per_grain = elements_per_grain(part.conversion);
+    const std::uint64_t grains = (part.elements + per_grain - 1) / per_grain;
     if (needs_launch() || launches_.back().header.n_grains + grains > kMaxGrains) {
       launches_.emplace_back();
     }
     PackLaunch& launch = launches_.back();
-    part.first_grain = launch.header.n_grains;
+    const std::uint64_t last = part.elements - (grains - 1) * per_grain;
+    launch.parts.push_back({part.source, part.destination, launch.header.n_grains, part.conversion,
+                            part.access_bytes, static_cast<std::uint8_t>(last)});
     launch.header.n_grains += static_cast<std::uint32_t>(grains);
-    launch.parts.push_back(part);
   }
 
   std::uint32_t grains_per_block(std::uint64_t n_grains) const {
@@ -198,7 +209,7 @@ std::vector<PackLaunch> plan_pack(PackDirection direction, const std::vector<Pac
   for (const PackTensor& tensor : tensors) {
     const bool packs = direction == PackDirection::kPack;
     const std::uint64_t in_buffer = buffer_address + tensor.buffer_offset;
-    PackPart part{};
+    Range part;
     part.conversion =
         conversion_between(packs ? tensor.dtype : tensor.buffer_dtype,
                            packs ? tensor.buffer_dtype : tensor.dtype, options.factor);
@@ -215,7 +226,7 @@ std::vector<PackLaunch> plan_copies(const std::vector<ByteCopy>& copies,
                                     const PackOptions& options) {
   Planner planner(options);
   for (const ByteCopy& copy : copies) {
-    PackPart part{};
+    Range part;
     part.conversion = PackConversion::kCopy;
     part.source = copy.source;
     part.destination = copy.destination;

@@ -349,8 +349,9 @@ TEST_CASE("pack: access widths are the widest that both addresses permit") {
       const auto launches = plan_pack(direction, {tensor}, 0x20000, options);
       REQUIRE(launches.size() == 1);
       std::vector<std::pair<std::uint64_t, int>> parts;
-      for (const PackPart& part : launches[0].parts) {
-        parts.emplace_back(part.elements, part.access_bytes);
+      const HostTable table{launches[0].header, launches[0].parts};
+      for (std::uint32_t i = 0; i < table.header.n_parts; ++i) {
+        parts.emplace_back(elements_of(table, i), table.parts[i].access_bytes);
       }
       REQUIRE(parts == each.parts);
     }
