@@ -90,7 +90,7 @@ class CollectiveTask final : public Task {
 
   void complete() noexcept override {
     if (must_tell_of_abort_) {
-      hooks_->on_abort.call_all();
+      hooks_->on_abort->call_all_beside();
     }
     const c10::intrusive_ptr<HoronWork> work = std::move(work_);
     work->complete(translated(error_));
@@ -312,7 +312,7 @@ void HoronBackend::run_now(c10::ArrayRef<Request> requests, c10::ArrayRef<at::Te
     std::vector<c10::IValue> values(inputs.begin(), inputs.end());
     profile->before(call.title, c10::ArrayRef<const c10::IValue>(values.data(), values.size()));
   }
-  run_in_turn(*group_, *hooks_, call.timeout, [&](const WaitContext& context) {
+  run_in_turn(*group_, *hooks_->on_abort, call.timeout, [&](const WaitContext& context) {
     const auto run_one = [&](const Request& request) { group_->transport().run(request, context); };
     if (staged != nullptr) {
       staged->run(run_one);
@@ -438,7 +438,7 @@ c10d::ErrorType HoronBackend::getError() {
 }
 
 void HoronBackend::abort() {
-  hooks_->on_abort.call_all();
+  hooks_->on_abort->call_all();
   group_->abort("the process group was aborted");
 }
 

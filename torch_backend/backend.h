@@ -122,9 +122,9 @@ class HoronBackend final : public c10d::Backend {
 #endif
 #if HORON_HAS_HOOKS
   void registerAbortHook(int64_t id, c10d::AbortHook hook) override {
-    hooks_->on_abort.add(id, std::move(hook));
+    hooks_->on_abort->add(id, std::move(hook));
   }
-  void unregisterAbortHook(int64_t id) override { hooks_->on_abort.remove(id); }
+  void unregisterAbortHook(int64_t id) override { hooks_->on_abort->remove(id); }
 #endif
 
 #if HORON_HAS_WINDOW

@@ -94,7 +94,7 @@ HoronBackend::WorkPtr HoronBackend::issue_message(at::Tensor& tensor, int peer, 
       if (const auto alive = group.lock()) {
         alive->set_failed();
       }
-      hooks->on_abort.call_all();
+      hooks->on_abort->call_all_beside();
     }
     work->complete(translated(error));
   };

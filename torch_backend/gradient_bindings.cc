@@ -20,9 +20,10 @@ void bind_gradients(py::module_& module) {
   using NoGil = py::call_guard<py::gil_scoped_release>;
   using Pack = std::shared_ptr<GradientPack>;
   py::class_<GradientPack, std::shared_ptr<GradientPack>>(module, "GradientPack")
-      .def(py::init<const std::vector<at::Tensor>&, const std::vector<at::Tensor>&>(),
-           py::arg("parameters"), py::arg("views"))
-      .def("view", &GradientPack::view, py::arg("index"))
+      .def(py::init<const std::vector<at::Tensor>&, at::Tensor, const std::vector<at::Tensor>&>(),
+           py::arg("parameters"), py::arg("buffer"), py::arg("views"))
+      .def("view", py::overload_cast<std::size_t>(&GradientPack::view, py::const_),
+           py::arg("index"))
       .def("pack", &GradientPack::pack)
       .def("put_back", &GradientPack::put_back);
   py::class_<GradientBucket, std::shared_ptr<GradientBucket>>(module, "GradientBucket")
@@ -59,11 +60,13 @@ void bind_gradients(py::module_& module) {
            py::arg("refuse"))
       .def("set_buckets", &GradientHooks::set_buckets, py::arg("bucket_of"), py::arg("place_of"),
            py::arg("buckets"))
+      .def("begin_step", &GradientHooks::begin_step, NoGil())
       .def("not_sent", &GradientHooks::not_sent)
       .def(
           "receive", [](GradientHooks& self) { translating_named([&] { self.receive(); }); },
           NoGil())
       .def("reset", &GradientHooks::reset, py::arg("passes"))
+      .def_property_readonly("n_set_aside", &GradientHooks::n_set_aside)
       .def_property_readonly("has_gradients", &GradientHooks::has_gradients);
 }
 

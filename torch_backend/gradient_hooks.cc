@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <atomic>
 #include <exception>
+#include <mutex>
 #include <utility>
 
 #include "core/error.h"
@@ -112,10 +113,25 @@ struct GradientHooks::State {
   std::vector<at::Tensor> parameters;
   std::vector<GradientStreams> streams;  // by bucket
   bool has_gradients = false;
+  GradientPacks packs;
+  std::mutex beginning;  // gradients of a CPU and of a GPU come on two threads
+  std::atomic<bool> has_begun{false};
   // Released last: gradients of a CPU and of a GPU come on two threads.
   std::atomic<bool> is_laid_out{false};
 
+  void begin_step() {
+    if (has_begun.load(std::memory_order_acquire)) {
+      return;
+    }
+    const std::lock_guard lock(beginning);
+    if (!has_begun.load(std::memory_order_relaxed)) {
+      packs.set_aside_kept();
+      has_begun.store(true, std::memory_order_release);
+    }
+  }
+
   void came(std::size_t parameter, const Variables& incoming) {
+    begin_step();
     const int left = --passes_left[parameter];
     has_gradients = true;
     if (left > 0) {
@@ -208,12 +224,23 @@ void GradientHooks::set_buckets(const std::vector<int>& bucket_of,
                     " buckets, got ", buckets.size(), ".");
   state.bucket_of = bucket_of;
   state.buckets = std::move(buckets);
+  std::vector<std::shared_ptr<GradientPack>> packs;
+  for (const std::optional<Place>& place : place_of) {
+    if (place) {
+      packs.push_back(place->first);
+    }
+  }
+  state.packs.set(std::move(packs));
   state.place_of = std::move(place_of);
   state.n_ready.assign(sizes.size(), 0);
   state.streams.assign(sizes.size(), {});
   state.sizes = std::move(sizes);
   state.is_laid_out.store(true, std::memory_order_release);
 }
+
+void GradientHooks::begin_step() { state_->begin_step(); }
+
+std::int64_t GradientHooks::n_set_aside() const { return state_->packs.n_set_aside(); }
 
 std::vector<int> GradientHooks::not_sent() const {
   std::vector<int> numbers;
@@ -251,6 +278,7 @@ void GradientHooks::reset(int passes) {
   state.n_ready.assign(state.n_ready.size(), 0);
   state.streams.assign(state.streams.size(), {});
   state.has_gradients = false;
+  state.has_begun.store(false, std::memory_order_relaxed);
   for (const SharedBucket& bucket : state.buckets) {
     if (bucket) {
       bucket->reset();

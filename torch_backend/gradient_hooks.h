@@ -45,6 +45,11 @@ class GradientHooks {
   // sends it.
   void set_buckets(const std::vector<int>& bucket_of, std::vector<std::optional<Place>> place_of,
                    std::vector<SharedBucket> buckets);
+  // Before a step changes the packs: called by the first gradient that comes, and before gradients
+  // are sent of which none has come. Again, nothing. See Note [Gradients that somebody keeps] in
+  // gradient_pack.h.
+  void begin_step();
+  std::int64_t n_set_aside() const;
   // The buckets that have not gone out from here; after set_buckets().
   std::vector<int> not_sent() const;
   // Waits for those that have, and makes the reduced gradients the parameters'. Throws the first

@@ -3,7 +3,9 @@
 #include <ATen/core/grad_mode.h>
 #include <c10/util/Exception.h>
 
+#include <algorithm>
 #include <cstring>
+#include <utility>
 
 #ifdef HORON_CUDA
 #include "cuda/device_copies.h"
@@ -66,31 +68,53 @@ void copy_bytes(const at::Tensor& gradient, const at::Tensor& view) {
 
 }  // namespace
 
-GradientPack::GradientPack(const std::vector<at::Tensor>& parameters,
-                           const std::vector<at::Tensor>& views) {
+GradientPack::GradientPack(const std::vector<at::Tensor>& parameters, at::Tensor buffer,
+                           const std::vector<at::Tensor>& views)
+    : buffer_(std::move(buffer)) {
   TORCH_CHECK_VALUE(parameters.size() == views.size(), "horon: ", parameters.size(),
                     " parameters but ", views.size(), " views.");
   for (std::size_t i = 0; i < parameters.size(); ++i) {
-    places_.push_back({parameters[i], views[i].detach(), views[i]});
+    places_.push_back({parameters[i], views[i].sizes().vec(), views[i].strides().vec(),
+                       views[i].storage_offset()});
   }
 }
 
-void GradientPack::Place::renew_view() {
-  if (view.const_data_ptr() != home.const_data_ptr()) {
-    view = home.detach();
-  }
+at::Tensor GradientPack::view(const Place& place) const {
+  // As alias() does, without telling autograd.
+  at::Tensor view = at::detail::make_tensor<c10::TensorImpl>(
+      c10::TensorImpl::VIEW, c10::Storage(buffer_.storage()), buffer_.key_set(), buffer_.dtype());
+  c10::TensorImpl* const impl = view.unsafeGetTensorImpl();
+  impl->set_storage_offset(place.offset);
+  impl->set_sizes_and_strides(place.sizes, place.strides);
+  return view;
+}
+
+bool GradientPack::is_in(const Place& place, const at::Tensor& gradient) const {
+  return gradient.defined() && gradient.has_storage() &&
+         gradient.storage().is_alias_of(buffer_.storage()) &&
+         gradient.storage_offset() == place.offset && gradient.sizes() == place.sizes &&
+         gradient.strides() == place.strides && gradient.scalar_type() == buffer_.scalar_type();
+}
+
+bool GradientPack::has_gradients() const {
+  return std::any_of(places_.begin(), places_.end(),
+                     [this](const Place& place) { return is_in(place, place.parameter.grad()); });
+}
+
+void GradientPack::move_to(const c10::Storage& storage) {
+  buffer_.unsafeGetTensorImpl()->set_storage_keep_dtype(storage);
 }
 
 void GradientPack::move_early(std::size_t index) {
-  Place& place = places_.at(index);
+  const Place& place = places_.at(index);
   at::Tensor& gradient = place.parameter.mutable_grad();
-  if (!gradient.defined() || gradient.is_same(place.view) || !needs_only_a_copy(gradient)) {
+  if (!gradient.defined() || is_in(place, gradient) || !needs_only_a_copy(gradient)) {
     return;
   }
-  place.renew_view();
-  if (can_copy_bytes(gradient, place.view)) {
-    copy_bytes(gradient, place.view);
-    gradient = place.view;
+  at::Tensor view = this->view(place);
+  if (can_copy_bytes(gradient, view)) {
+    copy_bytes(gradient, view);
+    gradient = std::move(view);
   }
 }
 
@@ -99,13 +123,12 @@ std::vector<std::int64_t> GradientPack::pack() {
   std::vector<std::int64_t> others;
   DeviceCopies on_device;
   for (std::size_t i = 0; i < places_.size(); ++i) {
-    Place& place = places_[i];
-    place.renew_view();
-    const at::Tensor& view = place.view;
+    const Place& place = places_[i];
     at::Tensor& gradient = place.parameter.mutable_grad();
-    if (gradient.is_same(view)) {
+    if (is_in(place, gradient)) {
       continue;
     }
+    const at::Tensor view = this->view(place);
     if (!gradient.defined()) {
       view.zero_();
     } else if (!needs_only_a_copy(gradient)) {
@@ -124,17 +147,72 @@ std::vector<std::int64_t> GradientPack::pack() {
 
 void GradientPack::put_back() {
   const at::NoGradGuard no_grad;
-  for (Place& place : places_) {
-    place.renew_view();
-    at::Tensor& gradient = place.parameter.mutable_grad();
+  for (const Place& place : places_) {
     const at::Tensor& parameter = place.parameter;
-    const at::Tensor& view = place.view;
-    if (parameter.scalar_type() != view.scalar_type() || parameter.device() != view.device()) {
-      gradient = view.to(parameter.device(), parameter.scalar_type());
-    } else if (!gradient.is_same(view)) {
-      gradient = view;
+    at::Tensor& gradient = parameter.mutable_grad();
+    if (parameter.scalar_type() != buffer_.scalar_type() ||
+        parameter.device() != buffer_.device()) {
+      gradient = view(place).to(parameter.device(), parameter.scalar_type());
+    } else if (!is_in(place, gradient)) {
+      gradient = view(place);
     }
   }
+}
+
+void GradientPacks::set(std::vector<std::shared_ptr<GradientPack>> packs) {
+  memories_.clear();
+  for (std::shared_ptr<GradientPack>& pack : packs) {
+    const c10::Storage& storage = pack->buffer().storage();
+    auto memory = std::find_if(memories_.begin(), memories_.end(), [&](const Memory& known) {
+      return known.storage.is_alias_of(storage);
+    });
+    if (memory == memories_.end()) {
+      memory = memories_.insert(memories_.end(), Memory{storage, {}, 0});
+    }
+    if (std::find(memory->packs.begin(), memory->packs.end(), pack) == memory->packs.end()) {
+      memory->packs.push_back(std::move(pack));
+    }
+  }
+  for (Memory& memory : memories_) {
+    memory.own_uses = memory.storage.use_count();
+  }
+}
+
+void GradientPacks::set_aside_kept() {
+  for (Memory& memory : memories_) {
+    if (memory.is_kept()) {
+      memory.set_aside();
+      ++n_set_aside_;
+    }
+  }
+}
+
+bool GradientPacks::Memory::is_kept() const {
+  return storage.use_count() > own_uses &&
+         std::none_of(packs.begin(), packs.end(), [](const std::shared_ptr<GradientPack>& pack) {
+           return pack->has_gradients();
+         });
+}
+
+void GradientPacks::Memory::set_aside() {
+  const at::NoGradGuard no_grad;
+  const auto bytes = static_cast<std::int64_t>(storage.nbytes());
+  at::Tensor copy =
+      at::empty({0}, at::TensorOptions().dtype(at::kByte).device(packs.front()->buffer().device()));
+  copy.set_(storage, 0, {bytes}, {1});
+  copy = copy.clone();
+  // All who hold the old storage see the copy from now on, in the same tensors.
+  c10::StorageImpl* const old = storage.unsafeGetStorageImpl();
+  c10::StorageImpl* const copied = copy.storage().unsafeGetStorageImpl();
+  c10::DataPtr copied_memory = copied->set_data_ptr(c10::DataPtr(nullptr, copy.device()));
+  c10::DataPtr memory = old->set_data_ptr(std::move(copied_memory));
+  storage = c10::Storage(c10::make_intrusive<c10::StorageImpl>(
+      c10::StorageImpl::use_byte_size_t(), static_cast<std::size_t>(bytes), std::move(memory),
+      old->allocator(), old->resizable()));
+  for (const std::shared_ptr<GradientPack>& pack : packs) {
+    pack->move_to(storage);
+  }
+  own_uses = storage.use_count();
 }
 
 }  // namespace horon::torch_backend

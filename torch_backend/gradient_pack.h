@@ -5,11 +5,20 @@
 // A gradient is copied as soon as autograd has made it, not when all of a bucket are there: the
 // caches still hold it, and its memory is free for the next one, which is made where the caches
 // hold that. See docs/performance.md, "Copies".
+//
+// Note [Gradients that somebody keeps]
+// In plain PyTorch each backward pass after zero_grad(set_to_none=True) makes new gradients, and a
+// script may keep those of an earlier one, to compare tasks or steps. Here they lie at the same
+// place each time. So a parameter's gradient is a tensor made for it, which nothing here holds on
+// to; and where the buffer's memory has other holders when a step begins, they get a copy of it,
+// while the buffer goes on with the memory. Where a parameter still has its gradient of before, to
+// be accumulated in place, nothing is done: what shares its memory is meant to follow.
 #pragma once
 
 #include <ATen/ATen.h>
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 namespace horon::torch_backend {
@@ -17,14 +26,24 @@ namespace horon::torch_backend {
 // Thread safety: one thread at a time.
 class GradientPack {
  public:
-  // The place of each parameter's gradient: a view of the buffer.
-  GradientPack(const std::vector<at::Tensor>& parameters, const std::vector<at::Tensor>& views);
+  // The place of each parameter's gradient: a view of the buffer, which is contiguous.
+  GradientPack(const std::vector<at::Tensor>& parameters, at::Tensor buffer,
+               const std::vector<at::Tensor>& views);
 
   std::size_t size() const { return places_.size(); }
 
-  // The view that is, or becomes, a parameter's gradient. See Note [Gradients that have moved] in
+  const at::Tensor& buffer() const { return buffer_; }
+
+  // What is, or becomes, a parameter's gradient: a new tensor, which autograd takes for nobody's
+  // view, so that detach_() works. See Note [Gradients that have moved] in
   // python/horon/torch/_gradient_parts.py.
-  const at::Tensor& view(std::size_t index) const { return places_.at(index).view; }
+  at::Tensor view(std::size_t index) const { return view(places_.at(index)); }
+
+  // Whether some parameter's gradient lies in its place.
+  bool has_gradients() const;
+
+  // From now on the buffer has this memory.
+  void move_to(const c10::Storage& storage);
 
   // Moves a gradient that autograd has just made, if it is on the CPU and a copy is all it needs;
   // pack() comes by others. See Note [Packed while they are warm].
@@ -42,13 +61,42 @@ class GradientPack {
  private:
   struct Place {
     at::Tensor parameter;
-    at::Tensor home;  // nobody else's, so that it stays where it is
-    at::Tensor view;
-
-    void renew_view();
+    std::vector<std::int64_t> sizes;
+    std::vector<std::int64_t> strides;
+    std::int64_t offset;  // in elements, from the start of the storage
   };
 
+  at::Tensor view(const Place& place) const;
+  // Whether a gradient lies in its place.
+  bool is_in(const Place& place, const at::Tensor& gradient) const;
+
+  const at::Tensor buffer_;
   std::vector<Place> places_;
+};
+
+// The packs of one model, which may share memory. Thread safety: one thread at a time.
+class GradientPacks {
+ public:
+  // Requires: nobody but the packs' owners has tensors in their buffers yet.
+  void set(std::vector<std::shared_ptr<GradientPack>> packs);
+
+  // Before a step changes a buffer; see Note [Gradients that somebody keeps].
+  void set_aside_kept();
+  // How often memory was copied for that.
+  std::int64_t n_set_aside() const { return n_set_aside_; }
+
+ private:
+  struct Memory {
+    c10::Storage storage;
+    std::vector<std::shared_ptr<GradientPack>> packs;
+    std::size_t own_uses = 0;  // of the storage, while no gradient is in it
+
+    bool is_kept() const;
+    void set_aside();
+  };
+
+  std::vector<Memory> memories_;
+  std::int64_t n_set_aside_ = 0;
 };
 
 }  // namespace horon::torch_backend

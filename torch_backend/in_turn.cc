@@ -6,7 +6,7 @@
 
 namespace horon::torch_backend {
 
-void run_in_turn(Group& group, Hooks& hooks, std::chrono::milliseconds timeout,
+void run_in_turn(Group& group, AbortHooks& on_abort, std::chrono::milliseconds timeout,
                  FunctionRef<void(const WaitContext&)> operation) {
   const WaitContext context{Deadline::after(timeout), interrupt_check()};
   const InterruptScope interrupts;
@@ -21,8 +21,7 @@ void run_in_turn(Group& group, Hooks& hooks, std::chrono::milliseconds timeout,
     if (ends_group(std::current_exception())) {
       group.set_failed();
       stay_if_process_exits();
-      const CallOut call_out;
-      hooks.on_abort.call_all();
+      on_abort.call_all_beside();
     }
     stay_if_process_exits();
     interrupts.rethrow();

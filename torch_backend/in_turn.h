@@ -3,17 +3,17 @@
 
 #include <chrono>
 
+#include "abort_hooks.h"
 #include "core/function_ref.h"
 #include "core/wait_context.h"
 #include "group.h"
-#include "hooks.h"
 
 namespace horon::torch_backend {
 
 // Calls `operation` when everything that was issued before has ended. Ctrl-C ends it on the main
 // thread. Throws what torch.distributed's users expect; after an error that ends the group, the
-// abort hooks have been called.
-void run_in_turn(Group& group, Hooks& hooks, std::chrono::milliseconds timeout,
+// abort hooks are called.
+void run_in_turn(Group& group, AbortHooks& on_abort, std::chrono::milliseconds timeout,
                  FunctionRef<void(const WaitContext&)> operation);
 
 }  // namespace horon::torch_backend

@@ -24,7 +24,8 @@ struct CallsOut {
 
 namespace {
 
-constexpr std::chrono::seconds kPatience{5};
+// Torch's first dump of a flight recorder takes five on a slow disk.
+constexpr std::chrono::seconds kPatience{15};
 
 constinit std::atomic<bool> is_exiting{false};
 constinit std::atomic<CallsOut*> current_calls{nullptr};
@@ -52,6 +53,8 @@ void mark_process_exiting() {
   is_exiting.store(true, std::memory_order_seq_cst);
 }
 
+bool is_process_exiting() { return is_exiting.load(std::memory_order_relaxed); }
+
 void await_calls_out() {
   CallsOut& calls = calls_out();
   std::unique_lock lock(calls.mutex);
@@ -59,7 +62,7 @@ void await_calls_out() {
 }
 
 void stay_if_process_exits() {
-  if (!is_exiting.load(std::memory_order_relaxed) || ::syscall(SYS_gettid) == ::getpid()) {
+  if (!is_process_exiting() || ::syscall(SYS_gettid) == ::getpid()) {
     return;
   }
   while (true) {

@@ -5,8 +5,9 @@ namespace horon::torch_backend {
 
 // The main thread has begun to end the process; called by atexit.
 void mark_process_exiting();
+bool is_process_exiting();
 
-// Waits (a few seconds at most) until no CallOut lives. Not to be called with the GIL held.
+// Waits (15 seconds at most) until no CallOut lives. Not to be called with the GIL held.
 void await_calls_out();
 
 // On other threads than the main one, once the process is exiting: never returns. A (daemon) thread

@@ -126,7 +126,7 @@ void HoronWindow::agree(OpKind kind, const at::Tensor& tensor) {
   const auto group = open_group(name(kind));
   const NoGil no_gil;
   const auto run = [&](const Request& request, const auto& on_mismatch) {
-    run_in_turn(*group, *hooks_, group->timeout(), [&](const WaitContext& context) {
+    run_in_turn(*group, *hooks_->on_abort, group->timeout(), [&](const WaitContext& context) {
       try {
         group->transport().run(request, context);
       } catch (const MismatchError&) {

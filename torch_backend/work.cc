@@ -9,6 +9,7 @@
 #include "group.h"
 #include "interrupt.h"
 #include "process_exit.h"
+#include "without_gil.h"
 
 namespace horon::torch_backend {
 namespace {
@@ -39,24 +40,6 @@ bool HoronWork::is_finished() const {
   return completed_;
 }
 
-namespace {
-
-// For calls that come with the GIL held, as is_completed() and get_future() do: what they run may
-// need other threads of this process, which may want it.
-class WithoutGil {
- public:
-  WithoutGil() {
-    if (Py_IsInitialized() != 0 && PyGILState_Check() != 0) {
-      released_.emplace();
-    }
-  }
-
- private:
-  std::optional<pybind11::gil_scoped_release> released_;
-};
-
-}  // namespace
-
 bool HoronWork::isCompleted() {
   if (const auto group = origin_.group.lock(); group != nullptr && !is_finished()) {
     group->check_process("is_completed");
@@ -66,14 +49,14 @@ bool HoronWork::isCompleted() {
   return is_finished();
 }
 
-// With a limit, the groups' threads do it: running it here could not be given up in time.
-void HoronWork::help(Group& group, std::chrono::milliseconds timeout) {
+bool HoronWork::leave_to_threads(Group& group) const {
+  return origin_.mover == Mover::kMessages ? group.p2p()->watch() : group.lane()->hand_over();
+}
+
+void HoronWork::help_here(Group& group) const {
   const auto is_done = [this] { return is_finished(); };
   if (origin_.mover == Mover::kMessages) {
-    timeout > kNoTimeout ? group.p2p()->watch()
-                         : group.p2p()->help_until(is_done, interrupt_check());
-  } else if (timeout > kNoTimeout) {
-    group.lane()->hand_over();
+    group.p2p()->help_until(is_done, interrupt_check());
   } else {
     group.lane()->help_until(is_done);
   }
@@ -84,7 +67,10 @@ bool HoronWork::wait(std::chrono::milliseconds timeout) {
   if (const auto group = origin_.group.lock(); group != nullptr && !is_finished()) {
     group->check_process("wait");
     try {
-      help(*group, timeout);
+      // With a limit, the group's threads do it: what runs here could not be given up in time.
+      if (timeout <= kNoTimeout || !leave_to_threads(*group)) {
+        help_here(*group);
+      }
     } catch (...) {
       rethrow_translated();
     }
@@ -134,15 +120,12 @@ void HoronWork::abort() {
 c10::intrusive_ptr<c10::ivalue::Future> HoronWork::getFuture() {
   if (const auto group = origin_.group.lock(); group != nullptr && !is_finished()) {
     group->check_process("get_future");
-    // Whoever waits for a future does not come by here any more.
-    if (origin_.mover == Mover::kMessages) {
-      group->p2p()->watch();
-    } else if (group->lane()->on_progress_thread()) {
-      // That may be a callback, which nobody else would help.
+    // Whoever waits for a future does not come by here any more. A callback on the lane's own
+    // thread would be helped by nobody, nor is anybody where the system gives no thread.
+    const bool is_alone = origin_.mover == Mover::kLane && group->lane()->on_progress_thread();
+    if (is_alone || !leave_to_threads(*group)) {
       const WithoutGil no_gil;
-      group->lane()->help_until([this] { return is_finished(); });
-    } else {
-      group->lane()->hand_over();
+      help_here(*group);
     }
   }
   c10::intrusive_ptr<c10::ivalue::Future> future;

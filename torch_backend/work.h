@@ -66,7 +66,10 @@ class HoronWork : public c10d::Work {
   bool is_finished() const;
 
  private:
-  void help(Group& group, std::chrono::milliseconds timeout);
+  // Has the group's threads run it; false if the system gives none.
+  bool leave_to_threads(Group& group) const;
+  // Runs it, and what comes before it, on this thread, unless others are at it already.
+  void help_here(Group& group) const;
   void mark_future(const c10::intrusive_ptr<c10::ivalue::Future>& future) const;
 
   const Origin origin_;

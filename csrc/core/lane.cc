@@ -295,9 +295,9 @@ bool Lane::help_until(FunctionRef<bool()> is_done) {
   }
 }
 
-void Lane::hand_over() {
+bool Lane::hand_over() {
   const std::lock_guard lock(mutex_);
-  claim();
+  return claim();
 }
 
 void Lane::poll() {

@@ -97,7 +97,8 @@ class Lane : public std::enable_shared_from_this<Lane> {
   bool help_until(FunctionRef<bool()> is_done);
 
   // Leaves everything queued to the progress thread, for callbacks and for waits with a limit.
-  void hand_over();
+  // False if the system gives no thread: then somebody has to help.
+  bool hand_over();
 
   // Ends started operations that need no waiting.
   void poll();

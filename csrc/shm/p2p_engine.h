@@ -61,8 +61,9 @@ class P2pEngine : public std::enable_shared_from_this<P2pEngine> {
   // Moves what can be moved now.
   void poll();
 
-  // Nobody will come to wait for what is pending: the background thread is to watch at once.
-  void watch();
+  // Nobody will come to wait for what is pending: the background thread is to watch at once. False
+  // if the system gives no thread: then somebody has to help.
+  bool watch();
 
   // Lets sends finish until the deadline, fails what is left and ends the thread. Idempotent.
   void close(const Deadline& drain_until, const std::string& reason);

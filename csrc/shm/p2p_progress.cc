@@ -1,6 +1,7 @@
 // P2pEngine: who moves messages, and when they sleep. See Note [Who moves messages].
 
 #include <algorithm>
+#include <system_error>
 
 #include "core/futex.h"
 #include "core/thread_name.h"
@@ -73,14 +74,21 @@ void P2pEngine::count_background(bool is_counted) {
 void P2pEngine::tell_background() {
   ++calls_;
   if (!background_.joinable()) {
-    background_ = std::thread([self = shared_from_this()] { self->background_loop(); });
+    try {
+      background_ = std::thread([self = shared_from_this()] { self->background_loop(); });
+    } catch (const std::system_error&) {
+      // The system gives none: whoever waits moves the messages. What was issued is under way.
+    }
   } else if (!background_watches_) {
     became_busy_.notify_one();  // or it is at work, and will see
   }
 }
 
-void P2pEngine::watch() {
+bool P2pEngine::watch() {
   std::unique_lock lock(mutex_);
+  if (is_busy() && !background_.joinable()) {
+    tell_background();
+  }
   if (background_watches_ && is_busy() && helpers_.load(std::memory_order_relaxed) == 0) {
     count_background(true);
     // seq_cst, after the count and before the rings: a peer that did not see the count has rung
@@ -89,6 +97,7 @@ void P2pEngine::watch() {
     pump();  // what came before it was counted woke nobody
     deliver(lock);
   }
+  return background_.joinable() || !is_busy();
 }
 
 void P2pEngine::deliver(std::unique_lock<std::mutex>& lock, int own_helpers) {

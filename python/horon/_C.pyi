@@ -55,12 +55,13 @@ class GradientPack:
 
     Args:
         parameters: Whose gradients.
+        buffer: Contiguous.
         views: The place of each in the buffer.
     """
 
-    def __init__(self, parameters: list[torch.Tensor], views: list[torch.Tensor]) -> None: ...
+    def __init__(self, parameters: list[torch.Tensor], buffer: torch.Tensor, views: list[torch.Tensor]) -> None: ...
     def view(self, index: int) -> torch.Tensor:
-        """Returns what is, or becomes, a parameter's gradient."""
+        """Returns what is, or becomes, a parameter's gradient: a new tensor with the memory of its place."""
 
     def pack(self) -> list[int]:
         """Moves gradients into their views, which become the gradients; a missing one becomes zeros.
@@ -143,6 +144,13 @@ class GradientHooks:
         Args:
             buckets: By number: what sends it; None where ``send`` does.
         """
+
+    def begin_step(self) -> None:
+        """Gives gradients of earlier steps that somebody keeps memory of their own; again, nothing."""
+
+    @property
+    def n_set_aside(self) -> int:
+        """How often kept gradients were given memory of their own."""
 
     def not_sent(self) -> list[int]:
         """Returns the numbers of the buckets that a GradientBucket has not sent."""

@@ -7,8 +7,10 @@ import json
 import pickle
 import socket
 import tempfile
+import threading
 import time
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -208,7 +210,9 @@ def _unhealthy_after_timeout(rank: int, world_size: int) -> None:
             store().wait(["seen"], timedelta(seconds=30))
         else:
             expect_error(dist.barrier, within_s=10)
-            after = _health(path)
+            end_s = time.monotonic() + 30  # hooks are called beside the error, and the first dump takes seconds
+            while "horon" not in (after := _health(path))[1] and time.monotonic() < end_s:
+                time.sleep(0.05)
             store().set("seen", "1")
             assert "horon" not in before[1] and "horon" in after[1], (before, after)
         server.shutdown()
@@ -217,3 +221,41 @@ def _unhealthy_after_timeout(rank: int, world_size: int) -> None:
 def test_health_check_tells_of_a_timeout() -> None:
     gloo_lacks("has no abort hooks")
     assert_clean_exits(run_fresh_processes(_unhealthy_after_timeout, 2, group_timeout_s=2))
+
+
+def _slow_hook(rank: int, world_size: int, kind: str, folder: str) -> None:
+    backend = dist.distributed_c10d._get_default_group()._get_backend(torch.device("cpu"))
+    has_error, has_begun, has_ended = (threading.Event() for _ in range(3))
+
+    def hook() -> None:
+        has_begun.set()
+        assert has_error.wait(20), "the error waits for the hook"
+        time.sleep(0.5)
+        Path(folder, f"ended {rank}").touch()
+        has_ended.set()
+
+    backend.register_abort_hook(77, hook)
+    if rank == 0:
+        if kind == "recv":
+            expect_error(lambda: dist.recv(torch.zeros(3), 1), within_s=10)
+        elif kind == "asynchronous":
+            expect_error(lambda: dist.all_reduce(torch.ones(3), async_op=True).wait(), within_s=10)
+        else:
+            expect_error(lambda: dist.all_reduce(torch.ones(3)), within_s=10)
+        has_error.set()
+        if kind == "asynchronous":
+            assert has_begun.wait(30)  # behind the flight recorder's
+            backend.unregister_abort_hook(77)  # waits for it
+            assert has_ended.is_set()
+        store().set("over", "1")
+        # Otherwise the end of the process waits for it.
+    else:
+        has_error.set()
+        store().wait(["over"], timedelta(seconds=30))
+
+
+@pytest.mark.parametrize("kind", ["synchronous", "asynchronous", "recv"])
+def test_errors_do_not_wait_for_abort_hooks(kind: str, tmp_path: Path) -> None:
+    gloo_lacks("no abort hooks")
+    assert_clean_exits(run_fresh_processes(_slow_hook, 2, kind, str(tmp_path), group_timeout_s=2, timeout=60))
+    assert (tmp_path / "ended 0").exists()

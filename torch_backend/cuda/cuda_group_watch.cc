@@ -200,10 +200,7 @@ void CudaGroup::stop(const std::string& reason, bool is_peer_lost) noexcept {
     for (const OperationPtr& operation : pending()) {
       operation->fail(error);
     }
-    {
-      const CallOut call_out;
-      hooks_->on_abort.call_all();
-    }
+    hooks_->on_abort->call_all_beside();
     if (const auto group = group_.lock()) {
       group->abort(reason);  // which comes back to abort()
     } else {

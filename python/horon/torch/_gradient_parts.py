@@ -128,7 +128,7 @@ class Packed:
         starts = self._starts(slots)
         self._buffer = make_buffer(starts[-1], first.dtype, first.device).zero_()
         views = [self._place(slot.parameter, start) for slot, start in zip(slots, starts, strict=False)]
-        self.pack_of_gradients = _C.GradientPack([slot.parameter for slot in slots], views)
+        self.pack_of_gradients = _C.GradientPack([slot.parameter for slot in slots], self._buffer, views)
         self._sent = self._buffer
         dtype_sent = self._dtype_sent(slots, compression)
         if dtype_sent is not first.dtype:
@@ -219,9 +219,8 @@ class Direct:
         parameter = self._slot.parameter
         gradient = parameter.grad
         if gradient is None:
-            gradient = self.view()
-            gradient.zero_()
-            parameter.grad = gradient
+            # New memory: somebody may keep what it was the last time.
+            parameter.grad = gradient = self._new_view().zero_()
         self._n_sparse_dims = 0
         if gradient.is_sparse:
             self._n_sparse_dims = gradient.sparse_dim()
@@ -275,9 +274,14 @@ class Direct:
         slot = self._slot
         parameter = slot.parameter
         if slot.view is None or (slot.view.dtype, slot.view.device) != (parameter.dtype, parameter.device):
-            buffer = new_buffer(parameter.numel(), parameter.dtype, parameter.device)
-            slot.view = buffer.as_strided(parameter.size(), strides_of_gradient(parameter))
+            slot.view = self._new_view()
         return slot.view
+
+    def _new_view(self) -> torch.Tensor:
+        parameter = self._slot.parameter
+        buffer = new_buffer(parameter.numel(), parameter.dtype, parameter.device)
+        # Detached, it is nobody's view for autograd: detach_() works.
+        return buffer.as_strided(parameter.size(), strides_of_gradient(parameter)).detach()
 
     @staticmethod
     def _flat(gradient: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:

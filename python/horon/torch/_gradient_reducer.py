@@ -151,6 +151,7 @@ class GradientReducer:
         if self._buckets is None:
             self._build()
         assert self._buckets is not None
+        self._hooks.begin_step()
         self._compare_layouts()
         # As a rule there are none; after a backward pass Python is slow, see Note [Sent without Python] in C++.
         others = [self._buckets[number] for number in self._hooks.not_sent()]
@@ -263,6 +264,7 @@ class GradientReducer:
         buckets = self._slots_of_buckets()
         make_buffer = self._memory_for(buckets)
         layout = [self._parts_of(slots, make_buffer) for slots in buckets]
+        del make_buffer  # what is left of its memory would count as somebody's who keeps gradients
         described = [[[slot.describe() for slot in part.slots] for part in parts] for parts in layout]
         self._digest = hashlib.sha256(repr(described).encode()).digest()
         laid_out = [
