@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import resource
 import threading
 import time
 from datetime import timedelta
@@ -10,7 +11,7 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as dist
-from harness import expect_error, gloo_lacks, on_gloo, run_ranks, store
+from harness import assert_clean_exits, expect_error, gloo_lacks, on_gloo, run_fresh_processes, run_ranks, store
 from operations import KINDS, outcome, start
 
 
@@ -303,3 +304,36 @@ def _errors_in_backward(rank: int, world_size: int) -> None:
 
 def test_errors_in_backward() -> None:
     run_ranks(_errors_in_backward, 2)
+
+
+def _no_thread(rank: int, world_size: int, how: str) -> None:
+    tensor = torch.full((3,), float(rank))
+    dist.all_reduce(tensor)
+    with open("/proc/self/statm") as statm:
+        mapped_bytes = int(statm.read().split()[0]) * resource.getpagesize()
+    # No room for the stack of one more thread.
+    resource.setrlimit(resource.RLIMIT_AS, (mapped_bytes + (3 << 20), resource.RLIM_INFINITY))
+    with pytest.raises(RuntimeError):
+        threading.Thread(target=print).start()
+    if rank == 1:
+        time.sleep(0.5)
+    if how == "message":
+        message = torch.full((5,), 7.0) if rank == 0 else torch.zeros(5)
+        work = dist.isend(message, 1) if rank == 0 else dist.irecv(message, 0)
+        work.wait(timedelta(seconds=20))
+        assert message.tolist() == [7.0] * 5
+    else:
+        work = dist.all_reduce(tensor, async_op=True)
+        if how == "future":
+            work.get_future().wait()
+        else:
+            work.wait(timedelta(seconds=20))
+        assert tensor.tolist() == [float(world_size)] * 3
+    dist.all_reduce(tensor)
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("how", ["future", "wait with a limit", "message"])
+def test_operations_end_where_the_system_gives_no_thread(how: str) -> None:
+    gloo_lacks("has its threads from the start")
+    assert_clean_exits(run_fresh_processes(_no_thread, 2, how, group_timeout_s=25, timeout=60))
