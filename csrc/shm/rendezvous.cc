@@ -2,8 +2,10 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <fstream>
+#include <optional>
 #include <sstream>
 #include <string_view>
 
@@ -24,10 +26,15 @@ constexpr std::chrono::milliseconds kAcceptSlice{50};
 constexpr std::chrono::seconds kStoreSlice{1};
 // How an outcome begins that ends it for all.
 constexpr std::string_view kDead = "dead: ";
+// How long rank 0 has for saying whom it waits for, once a rank's time is over.
+constexpr std::chrono::seconds kAnswerPatience{2};
+// How long outcomes may take after the deadline: that of a rank that waits for rank 0's answer
+// comes last.
+constexpr std::chrono::seconds kOutcomePatience{3};
 constexpr const char* kDiedMeanwhile = " died while the group was made";
 // A member sends its greeting right after connecting.
-constexpr std::chrono::seconds kHelloPatience{5};
-constexpr int kProtocolVersion = 4;
+constexpr std::chrono::milliseconds kHelloPatience{5000};
+constexpr int kProtocolVersion = 5;
 constexpr std::size_t kDescriptorsPerMessage = 200;
 
 // One line per field, so that a person can read a store.
@@ -81,8 +88,6 @@ class Rendezvous {
   std::unique_ptr<SharedGroup> run() {
     const std::int64_t generation = store_.add(concat("horon/generation/", identity_.rank), 1);
     prefix_ = concat("horon/", generation, '/');
-    std::string failure;
-    std::unique_ptr<SharedGroup> group;
     try {
       exchange_records();
       if (!same_host()) {
@@ -90,38 +95,48 @@ class Rendezvous {
         return nullptr;
       }
       watch_others();
-      group = lead_or_join(&failure);
-    } catch (const Error& error) {
+      std::string failure;
+      std::unique_ptr<SharedGroup> group = lead_or_join(&failure);
+      if (!failure.empty()) {
+        // Who has connected, and was not accepted yet, would wait for an answer until the deadline.
+        listener_.reset();
+      }
+      return agree(failure, group.get()) ? std::move(group) : nullptr;
+    } catch (const PeerLostError& error) {  // maybe another rank's verdict, which all repeat
       give_up(error.what());
       throw;
+    } catch (const Error& error) {
+      give_up(concat(own_end(), error.what()));
+      throw;
     } catch (...) {  // a signal handler's
-      give_up("it was interrupted");
+      give_up(concat(own_end(), "it was interrupted"));
       throw;
     }
-    if (!failure.empty()) {
-      // Who has connected, and was not accepted yet, would wait for an answer until the deadline.
-      listener_.reset();
-    }
-    return agree(failure, group.get()) ? std::move(group) : nullptr;
   }
 
  private:
   std::unique_ptr<SharedGroup> lead_or_join(std::string* failure) {
     try {
       return identity_.rank == 0 ? lead() : join();
-    } catch (const PeerLostError& error) {
-      *failure = concat(kDead, error.what());
+    } catch (const PeerLostError&) {
+      throw;
+    } catch (const TimeoutError&) {
+      throw;  // another attempt, over Gloo, would wait for the same rank
     } catch (const Error& error) {
       *failure = error.what();
     }
     return nullptr;
   }
 
-  // Who comes later must not wait for this rank.
-  void give_up(const std::string& reason) {
+  std::string own_end() const { return concat("rank ", identity_.rank, " has given up: "); }
+
+  // Who comes later must not wait for this rank. The first verdict is the one that is repeated.
+  void give_up(const std::string& verdict) {
     try {
-      store_.set(key("joined", identity_.rank),
-                 concat(kDead, "rank ", identity_.rank, " has given up: ", reason));
+      store_.set(key("joined", identity_.rank), concat(kDead, verdict));
+      if (store_.add(prefix_ + "verdicts", 1) == 1) {
+        store_.set(prefix_ + "verdict", verdict);
+      }
       store_.add(prefix_ + "failures", 1);
     } catch (const std::exception& error) {
       log_warning(concat("rank ", identity_.rank,
@@ -129,18 +144,10 @@ class Rendezvous {
     }
   }
 
-  // Of ranks that do not all meet here, who comes late learns it from what the others have left.
+  // Who comes late learns from what the others have left that they wait no more, and why.
   void check_given_up() {
-    if (store_.add(prefix_ + "failures", 0) == 0) {
-      return;
-    }
-    for (int rank = 0; rank < identity_.n_ranks; ++rank) {
-      if (rank != identity_.rank && is_there(key("joined", rank))) {
-        const std::string outcome = get("joined", rank);
-        if (outcome.starts_with(kDead)) {
-          throw PeerLostError(outcome.substr(kDead.size()));
-        }
-      }
+    if (store_.add(prefix_ + "verdicts", 0) > 0 && is_there(prefix_ + "verdict")) {
+      throw PeerLostError(store_.get(prefix_ + "verdict", Deadline::after(kAnswerPatience)));
     }
   }
 
@@ -228,10 +235,7 @@ class Rendezvous {
     for (int missing = identity_.n_ranks - 1; missing > 0;) {
       UniqueFd socket = accept_until(listener_.get(), Deadline::after(kAcceptSlice));
       if (!socket) {
-        HORON_CHECK(store_.add(prefix_ + "failures", 0) == 0, "a rank could not connect");
-        if (deadline_.has_passed()) {
-          throw TimeoutError("Timed out waiting for the ranks of this host to connect");
-        }
+        check_connecting(sockets);
         check_others(group.get());
         store_.look_around();
         continue;
@@ -239,7 +243,7 @@ class Rendezvous {
       std::vector<UniqueFd> descriptors;
       SocketMessage hello;
       try {
-        hello = receive_message(socket.get(), &descriptors, Deadline::after(kHelloPatience));
+        hello = receive_message(socket.get(), &descriptors, hello_deadline());
       } catch (const Error& error) {
         log_warning(concat("rendezvous: a connection said nothing useful: ", error.what()));
         continue;
@@ -285,12 +289,38 @@ class Rendezvous {
     return group;
   }
 
+  // Rank 0: throws when it is no use to wait for the ranks without a socket.
+  void check_connecting(const std::vector<UniqueFd>& sockets) {
+    const bool has_failed = store_.add(prefix_ + "failures", 0) > 0;
+    if (has_failed) {
+      check_given_up();
+      HORON_CHECK(store_.add(prefix_ + "expired", 0) > 0, "a rank could not connect");
+    }
+    if (!has_failed && !deadline_.has_passed()) {
+      return;
+    }
+    std::vector<int> missing;
+    for (int rank = 1; rank < identity_.n_ranks; ++rank) {
+      if (!sockets[static_cast<std::size_t>(rank)]) {
+        missing.push_back(rank);
+      }
+    }
+    throw TimeoutError(late_text(missing));
+  }
+
+  // A rank that stopped before its greeting must not keep rank 0 from answering in time; one that
+  // connected before rank 0 came late has left its greeting long ago.
+  Deadline hello_deadline() const {
+    return Deadline::after(std::clamp(time_left(), kAcceptSlice, kHelloPatience));
+  }
+
   // Other ranks: connect, hand over this process's descriptor, map what comes back.
   std::unique_ptr<SharedGroup> join() {
     HORON_CHECK(!records_[0].socket_name.empty(), "rank 0 has no socket");
     // Rank 0 listened before it published the name, so a refusal is final.
     UniqueFd socket = connect_to(records_[0].socket_name);
     if (!socket) {
+      check_given_up();  // those who have given up may have ended since
       check_others(nullptr);
     }
     HORON_CHECK(socket, "rank 0 can not be reached (another container or network namespace?)");
@@ -307,10 +337,9 @@ class Rendezvous {
       expected += has_arena(rank) ? 1 : 0;
     }
     while (descriptors.size() < expected) {
-      while (!deadline_.has_passed() && !has_message(socket.get(), Deadline::after(kAcceptSlice))) {
-        store_.look_around();
-      }
-      const SocketMessage message = receive_message(socket.get(), &descriptors, deadline_);
+      await_message(socket.get());
+      const SocketMessage message =
+          receive_message(socket.get(), &descriptors, Deadline::after(kAcceptSlice));
       HORON_CHECK(message.nonce == records_[0].nonce, "rank 0 answered for another group");
     }
     check_shared_file(descriptors[0].get(), layout_.total_bytes());
@@ -329,6 +358,31 @@ class Rendezvous {
     }
     group->arenas = map_arenas(arena_files);
     return group;
+  }
+
+  // From rank 0. Whose time is over lets rank 0 say whom it waits for, and blames rank 0 only if it
+  // does not answer.
+  void await_message(int socket) {
+    while (!has_message(socket, Deadline::after(kAcceptSlice))) {
+      if (deadline_.has_passed()) {
+        await_answer(socket);
+        return;
+      }
+      store_.look_around();
+    }
+  }
+
+  void await_answer(int socket) {
+    store_.add(prefix_ + "expired", 1);
+    store_.add(prefix_ + "failures", 1);  // which rank 0 looks at
+    const Deadline patience = Deadline::after(kAnswerPatience);
+    while (!has_message(socket, Deadline::after(kAcceptSlice))) {
+      check_given_up();
+      if (patience.has_passed()) {
+        throw TimeoutError(late_text({0}));
+      }
+      store_.look_around();
+    }
   }
 
   void watch_others() {
@@ -360,6 +414,17 @@ class Rendezvous {
   }
 
   std::string describe(int rank) const { return own_peers().describe(rank); }
+
+  // For ranks whose records are there.
+  std::string late_text(const std::vector<int>& missing) const {
+    std::string names;
+    for (const int rank : missing) {
+      names += (names.empty() ? "" : ", ") + describe(rank);
+    }
+    return concat("Timed out waiting ", deadline_.timeout().count(), "ms for ", names,
+                  " to join the group of ", identity_.n_ranks,
+                  " ranks after a first sign of life. Stopped, or short of CPU time?");
+  }
 
   // What the records alone tell.
   Peers own_peers() const {
@@ -418,28 +483,41 @@ class Rendezvous {
 
   // All ranks publish their outcome and read everybody's. Without the group, only the store tells.
   bool agree(const std::string& failure, const SharedGroup* group) {
-    const bool has_lost_one = failure.starts_with(kDead);
-    const std::string own = failure.empty() ? "yes" : has_lost_one ? failure : "no: " + failure;
-    store_.set(key("joined", identity_.rank), own);
-    if (!failure.empty() && !has_lost_one) {
+    store_.set(key("joined", identity_.rank), failure.empty() ? "yes" : "no: " + failure);
+    if (!failure.empty()) {
       store_.add(prefix_ + "failures", 1);
     }
+    const Deadline until = outcome_deadline();
     bool all = failure.empty();
+    std::vector<int> missing;
     for (int rank = 0; rank < identity_.n_ranks; ++rank) {
-      std::string outcome;
-      try {
-        outcome = get_while_alive("joined", rank, group);
-      } catch (const TimeoutError&) {
-        tell(failure);
-        throw;
+      if (rank == identity_.rank) {
+        continue;
       }
-      if (outcome.starts_with(kDead)) {
-        throw PeerLostError(outcome.substr(kDead.size()));
+      const std::optional<std::string> outcome = await_outcome(rank, group, until);
+      if (!outcome) {
+        missing.push_back(rank);
+        continue;
+      }
+      if (outcome->starts_with(kDead)) {
+        throw PeerLostError(outcome->substr(kDead.size()));
       }
       all = outcome == "yes" && all;
     }
     tell(failure);
+    if (!missing.empty()) {
+      throw TimeoutError(late_text(missing));
+    }
     return all;
+  }
+
+  Deadline outcome_deadline() const {
+    return Deadline::after(std::max(time_left(), std::chrono::milliseconds(0)) + kOutcomePatience);
+  }
+
+  // Negative after the deadline.
+  std::chrono::milliseconds time_left() const {
+    return std::chrono::duration_cast<std::chrono::milliseconds>(deadline_.remaining());
   }
 
   // Why this rank shares no memory, if it does not. Not where the group fails for another reason.
@@ -451,23 +529,25 @@ class Rendezvous {
     }
   }
 
-  // get(), but for a rank that has died without it.
-  std::string get_while_alive(const char* what, int rank, const SharedGroup* group) {
-    while (rank != identity_.rank) {
+  // Nothing if it has not come in time. Throws for a rank that has died without it, and when
+  // somebody gives up meanwhile.
+  std::optional<std::string> await_outcome(int rank, const SharedGroup* group,
+                                           const Deadline& until) {
+    while (true) {
       const Deadline slice = Deadline::after(kStoreSlice);
       try {
-        return store_.get(key(what, rank), slice.at() < deadline_.at() ? slice : deadline_);
+        return store_.get(key("joined", rank), slice.at() < until.at() ? slice : until);
       } catch (const TimeoutError&) {
-        if (deadline_.has_passed()) {
-          break;
+        check_given_up();
+        if (until.has_passed()) {
+          return std::nullopt;
         }
         store_.look_around();
-        if (has_died(rank, group) && !is_there(key(what, rank))) {
+        if (has_died(rank, group) && !is_there(key("joined", rank))) {
           throw PeerLostError(concat(describe(rank), kDiedMeanwhile));
         }
       }
     }
-    return get(what, rank);
   }
 
   bool is_there(const std::string& key) {

@@ -11,7 +11,10 @@
 // 4. Each rank reads the nonce back from the memory and publishes whether that worked. Only if it
 //    worked for all do they use it: a rank in another container or namespace counts as another
 //    host.
-// 5. A rank that could not map the others' arenas says so in the header of every operation: it need
+// 5. Who gives up (its time is over, a rank died, Ctrl-C) leaves a verdict. All others repeat it,
+//    also those that come late. Only rank 0 knows who has not connected, so a rank whose time is
+//    over asks it before it blames anybody.
+// 6. A rank that could not map the others' arenas says so in the header of every operation: it need
 //    not be agreed here.
 #pragma once
 

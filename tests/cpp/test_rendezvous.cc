@@ -1,5 +1,8 @@
 #include "shm/rendezvous.h"
 
+#include <atomic>
+#include <latch>
+
 #include "catch.h"
 #include "core/cpu_budget.h"
 #include "rank_threads.h"
@@ -27,6 +30,87 @@ void check_shared(const Groups& groups) {
       REQUIRE(peer.pid == ::getpid());
       REQUIRE(peer.liveness_fd);
       REQUIRE_FALSE(has_ended(peer.liveness_fd.get()));
+    }
+  }
+}
+
+// The view of a rank that stops after it has said that it is there (member), or before it says that
+// it has joined, until `resume` lets it go on.
+class StoppingStore final : public Store {
+ public:
+  StoppingStore(Store& store, std::string where, std::latch& resume)
+      : store_(store), where_(std::move(where)), resume_(resume) {}
+
+  void set(const std::string& key, const std::string& value) override {
+    const bool stops = contains(key, where_ + "/");
+    if (stops && where_ == "joined") {
+      resume_.wait();
+    }
+    store_.set(key, value);
+    if (stops && where_ == "member") {
+      resume_.wait();
+    }
+  }
+
+  std::string get(const std::string& key, const Deadline& deadline) override {
+    return store_.get(key, deadline);
+  }
+
+  std::int64_t add(const std::string& key, std::int64_t amount) override {
+    return store_.add(key, amount);
+  }
+
+ private:
+  Store& store_;
+  const std::string where_;
+  std::latch& resume_;
+};
+
+// Whether it names that rank, and no other, as the one that was waited for.
+bool blames_only(const std::exception_ptr& error, int blamed, int n_ranks) {
+  const std::string text = text_of(error);
+  const std::string wait = text.substr(std::min(text.find("Timed out waiting"), text.size()));
+  for (int rank = 0; rank < n_ranks; ++rank) {
+    if (contains(wait, concat("rank ", rank, " (pid ")) != (rank == blamed)) {
+      return false;
+    }
+  }
+  return true;
+}
+
+// `stopped` goes on when the others have given up: everybody says the same.
+void check_that_a_stopped_rank_is_named(int stopped, const std::string& where,
+                                        const std::vector<Deadline>& deadlines) {
+  const int n = static_cast<int>(deadlines.size());
+  CAPTURE(stopped, where);
+  MemoryStore store;
+  std::latch resume(n - 1);
+  std::atomic<Clock::rep> last_end{0};  // of those that were not stopped
+  StoppingStore stopping(store, where, resume);
+  const Errors errors = run_ranks(n, [&](int rank) {
+    const Deadline& deadline = deadlines[static_cast<std::size_t>(rank)];
+    if (rank == stopped) {
+      rendezvous(stopping, identity_of(rank, n), small_options(), deadline);
+      return;
+    }
+    const auto error =
+        error_of([&] { rendezvous(store, identity_of(rank, n), small_options(), deadline); });
+    last_end = Clock::now().time_since_epoch().count();
+    resume.count_down();
+    if (error) {
+      std::rethrow_exception(error);
+    }
+  });
+  REQUIRE(Clock::now().time_since_epoch().count() - last_end <
+          Clock::duration(std::chrono::seconds(2)).count());
+  for (int rank = 0; rank < n; ++rank) {
+    const std::exception_ptr& error = errors[static_cast<std::size_t>(rank)];
+    INFO("rank " << rank << ": " << text_of(error));
+    REQUIRE(threw<GroupError>(error));
+    REQUIRE(blames_only(error, stopped, n));
+    if (rank == stopped) {
+      REQUIRE(threw<PeerLostError>(error));
+      REQUIRE(contains(text_of(error), "has given up"));
     }
   }
 }
@@ -137,7 +221,7 @@ TEST_CASE("a rank that comes when the others have given up does not wait for the
     INFO("late " << late << ": " << text_of(error));
     REQUIRE(Clock::now() - begin < std::chrono::seconds(10));
     REQUIRE(threw<PeerLostError>(error));
-    REQUIRE(contains(text_of(error), concat("rank ", late == 0 ? 1 : 0, " has given up")));
+    REQUIRE(contains(text_of(error), " has given up"));  // whoever was first
     REQUIRE(contains(text_of(error), concat("for rank ", late, " to join")));
     // The next attempt is another one.
     Groups groups(3);
@@ -166,10 +250,27 @@ TEST_CASE(
     const std::exception_ptr error = error_of([&] { meet(late, patient()); });
     INFO("late " << late << ": " << text_of(error));
     REQUIRE(threw<PeerLostError>(error));
-    REQUIRE(contains(text_of(error), concat("rank ", late == 0 ? 1 : 0, " has given up")));
+    REQUIRE(contains(text_of(error), " has given up"));  // whoever was first
     require_no_errors(
         run_ranks(3, [&](int rank) { expect(meet(rank, patient()) == nullptr, "a group"); }));
   }
+}
+
+TEST_CASE("a rank that stops after it has said that it is there is named by all, itself included") {
+  for (const int stopped : {0, 1, 3}) {
+    check_that_a_stopped_rank_is_named(stopped, "member", std::vector(4, soon()));
+  }
+}
+
+TEST_CASE("a rank that stops before it has joined is named by all, itself included") {
+  for (const int stopped : {0, 2}) {
+    check_that_a_stopped_rank_is_named(stopped, "joined", std::vector(3, soon()));
+  }
+}
+
+TEST_CASE("a rank whose time is over first learns from rank 0 whom it waits for") {
+  check_that_a_stopped_rank_is_named(3, "member", {patient(), soon(), patient(), patient()});
+  check_that_a_stopped_rank_is_named(1, "member", {patient(), patient(), patient(), soon()});
 }
 
 TEST_CASE("another host means no group for anybody") {
