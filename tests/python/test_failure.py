@@ -263,6 +263,55 @@ def test_killed_while_a_group_is_made(tmp_path: Path, victim: int, when: str) ->
     assert_clean_exits(outcomes, [-signal.SIGKILL if rank == victim else 0 for rank in range(3)])
 
 
+class _StoppingStore(_DeadlyStore):
+    """Stops the process once it has said that it is there, having left its pid."""
+
+    def set(self, key: str, value: Any) -> None:
+        self._inner.set(key, value)
+        if "member/" in key:
+            self._inner.set("stopped", str(os.getpid()))
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def _stopped_while_the_group_is_made(rank: int, world_size: int, path: str, victim: int) -> None:
+    inner = dist.FileStore(path, world_size)
+    timeout_s = 3.0
+    if rank != victim:  # whose process is stopped, whatever it takes to import and to start
+        inner.wait(["stopped"], timedelta(seconds=50))
+    began_s = time.monotonic()
+    message = expect_error(
+        lambda: dist.init_process_group(
+            "horon",
+            store=_StoppingStore(inner, "") if rank == victim else inner,
+            rank=rank,
+            world_size=world_size,
+            timeout=timedelta(seconds=timeout_s),
+        )
+    )
+    blamed = message.partition("Timed out waiting")[2]
+    named = [other for other in range(world_size) if f"rank {other} (pid" in blamed]
+    assert named == [victim], message
+    inner.add("given up", 1)
+    if rank == victim:
+        resumed_s = time.monotonic() - float(inner.get("resumed"))
+        assert "has given up" in message and resumed_s < 2, (message, resumed_s)
+    elif rank == min(other for other in range(world_size) if other != victim):
+        assert time.monotonic() - began_s < timeout_s + 4
+        while inner.add("given up", 0) < world_size - 1:
+            time.sleep(0.01)
+        inner.set("resumed", str(time.monotonic()))
+        os.kill(int(inner.get("stopped")), signal.SIGCONT)
+
+
+@pytest.mark.parametrize("victim", [0, 1, 3])
+def test_stopped_while_a_group_is_made(tmp_path: Path, victim: int) -> None:
+    gloo_lacks("names nobody")
+    path = str(tmp_path / "store")
+    outcomes = run_fresh_processes(_stopped_while_the_group_is_made, 4, path, victim, init=False, timeout=60)
+    assert_clean_exits(outcomes)
+    assert not any("counts as another host" in outcome.stderr for outcome in outcomes), outcomes
+
+
 def _dead_before_a_group_is_made(rank: int, world_size: int) -> None:
     _sum_is_right(rank, world_size)
     if rank == 2:
