@@ -3,6 +3,7 @@ several wrappers, sets of parameters, compressions derived from others, attribut
 
 from __future__ import annotations
 
+import itertools
 from typing import Any, ClassVar
 
 import horon
@@ -222,6 +223,164 @@ def _attributes(rank: int, size: int) -> None:
 
 def test_attributes() -> None:
     run_ranks(_attributes, 2)
+
+
+def _synchronizes_by_hand(rank: int, size: int) -> None:
+    with horovod() as hvd:
+        for n_elements in (3, LARGE):
+            parameter = nn.Parameter(torch.zeros(n_elements))
+            optimizer = hvd.DistributedOptimizer(torch.optim.SGD([parameter], lr=1.0), [("a", parameter)], op=hvd.Sum)
+            assert optimizer._should_synchronize is True
+            for _ in range(2):
+                optimizer.zero_grad()
+                (parameter * (rank + 1)).sum().backward()
+                optimizer.synchronize()
+                optimizer._should_synchronize = False
+                optimizer.step()
+                assert parameter.grad.eq(sum(range(size + 1))).all(), "reduced twice"
+                assert optimizer._should_synchronize is False
+                optimizer._should_synchronize = True
+            with optimizer.skip_synchronize():
+                assert not optimizer._should_synchronize
+            optimizer._should_synchronize = False
+            optimizer.load_state_dict(optimizer.state_dict())
+            assert optimizer._should_synchronize
+
+
+def test_should_synchronize() -> None:
+    run_ranks(_synchronizes_by_hand, 2)
+
+
+def _left_alone(rank: int, size: int, passes: int) -> None:
+    with horovod() as hvd:
+        for n_elements, chosen in itertools.product((3, LARGE), ("all", "none", "one", "cleared")):
+            # 0 has gradients everywhere, 1 on one rank, 2 and 3 on none.
+            parameters = [nn.Parameter(torch.ones(n_elements)) for _ in range(4)]
+            named = [(f"p{i}", parameter) for i, parameter in enumerate(parameters)]
+            optimizer = hvd.DistributedOptimizer(
+                torch.optim.SGD(parameters, lr=1.0, weight_decay=0.5), named, backward_passes_per_step=passes
+            )
+            assert optimizer._requires_update == set(parameters)
+            if chosen == "none":
+                optimizer._requires_update = set()
+            elif chosen == "one":
+                optimizer._requires_update = {parameters[2]}
+                assert optimizer._requires_update == {parameters[2]}
+            elif chosen == "cleared":
+                optimizer._requires_update.clear()
+            for _ in range(2):
+                optimizer.zero_grad()
+                before = [parameter.detach().clone() for parameter in parameters]
+                for _ in range(passes):
+                    sum(p.sum() for p in parameters[: 2 if rank == 1 else 1]).backward()
+                optimizer.step()
+                required = {"all": (2, 3), "one": (2,)}.get(chosen, ())
+                for number, (parameter, old) in enumerate(zip(parameters, before, strict=True)):
+                    if number < 2 or number in required:
+                        gradient = passes * (1.0, 1 / size, 0.0, 0.0)[number]
+                        torch.testing.assert_close(parameter.grad, torch.full((n_elements,), gradient) + 0.0)
+                        torch.testing.assert_close(parameter.detach(), old - gradient - 0.5 * old)
+                    else:
+                        assert parameter.grad is None and torch.equal(parameter, old)
+
+
+@pytest.mark.parametrize("passes", [1, 2])
+def test_parameters_that_need_no_update(passes: int) -> None:
+    run_ranks(_left_alone, 2, passes, timeout=60)
+
+
+def _required_afterwards(rank: int, size: int) -> None:
+    """With parameters that come later: they are as the others."""
+    import horon.torch as hvd
+
+    evens = hvd.ProcessSet([0, 2])
+    with horovod(process_sets=[evens]):
+        for is_required, process_set in itertools.product((True, False), (hvd.global_process_set, evens)):
+            used, frozen, added = (nn.Parameter(torch.ones(3)) for _ in range(3))
+            frozen.requires_grad_(False)
+            optimizer = hvd.DistributedOptimizer(
+                torch.optim.SGD([used, frozen], lr=1.0), [("used", used), ("frozen", frozen)], process_set=process_set
+            )
+            takes_part = process_set.included()
+            assert optimizer._requires_update == ({used} if takes_part else set())
+            if not is_required:
+                optimizer._requires_update = set()
+            optimizer.add_param_group({"params": [added]})
+            frozen.requires_grad_()
+            for _ in range(2):
+                optimizer.zero_grad()
+                used.sum().backward()
+                optimizer.step()
+                assert used.grad.eq(1).all()
+                for one in (frozen, added):
+                    assert (one.grad is not None) == (is_required and takes_part)
+            if takes_part:
+                assert optimizer._requires_update == ({used, frozen, added} if is_required else set())
+            for bad in ([], None, {nn.Parameter(torch.ones(3))}):
+                with pytest.raises(ValueError, match="_requires_update: expected a set of the optimizer's parameters"):
+                    optimizer._requires_update = bad
+
+
+def test_parameters_that_come_later_need_updates_as_the_others() -> None:
+    run_ranks(_required_afterwards, 3)
+
+
+class _OwnHandles(torch.optim.SGD):
+    """One that has a name of Horovod's itself."""
+
+    _groups = "its own"
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._handles = 0
+
+    def step(self, closure: Any = None) -> Any:
+        self._handles += 1
+        return super().step(closure)
+
+
+def _private_names(rank: int, size: int) -> None:
+    with horovod() as hvd:
+        parameter = nn.Parameter(torch.zeros(3))
+        names = "_handles _grad_accs _allreduce_delay _synchronized _compression _groups _p_to_group _group_counts"
+        for op, more in ((hvd.Average, ""), (hvd.Adasum, "_should_synchronize _requires_update _starting_models")):
+            optimizer = hvd.DistributedOptimizer(torch.optim.SGD([parameter], lr=1.0), [("a", parameter)], op=op)
+            for name in [*names.split(), *more.split()]:
+                assert not hasattr(optimizer, name)
+                with pytest.raises(AttributeError, match=f"{name} is a private name .* would change nothing here"):
+                    setattr(optimizer, name, {})
+            optimizer.anything_else = 3
+
+            another = nn.Parameter(torch.zeros(3))
+            own = hvd.DistributedOptimizer(_OwnHandles([another], lr=1.0), [("b", another)], op=op)
+            _step(own, another, 1.0)
+            assert own._handles == 1 and own._groups == "its own"
+            own._groups = 4
+            assert own._groups == 4 and not hasattr(own, "_grad_accs")
+
+
+def test_private_names_that_mean_nothing() -> None:
+    run_ranks(_private_names, 2)
+
+
+def _loaded_beside_a_scheduler(rank: int, size: int) -> None:
+    with horovod() as hvd:
+        for op in (hvd.Average, hvd.Adasum):
+            parameter = nn.Parameter(torch.zeros(3))
+            own = torch.optim.SGD([parameter], lr=1.0)
+            scheduler = torch.optim.lr_scheduler.ExponentialLR(own, 0.5)
+            optimizer = hvd.DistributedOptimizer(own, [("a", parameter)], op=op)
+            saved = optimizer.state_dict()
+            saved["param_groups"][0]["lr"] = 8.0
+            optimizer.load_state_dict(saved)
+            assert optimizer.param_groups[0]["lr"] == 8.0
+            _step(optimizer, parameter, 1.0)
+            scheduler.step()
+            assert optimizer.param_groups[0]["lr"] == 4.0, "the scheduler has another optimizer's groups"
+
+
+def test_a_state_is_loaded_beside_a_scheduler_made_before_wrapping() -> None:
+    run_ranks(_loaded_beside_a_scheduler, 2)
 
 
 def _replaced_gradients(rank: int, size: int) -> None:

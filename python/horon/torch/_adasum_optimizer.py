@@ -34,6 +34,18 @@ def divide_by_need(named: Named) -> tuple[Named, Named]:
     return [one for one in named if one[1].requires_grad], [one for one in named if not one[1].requires_grad]
 
 
+def keep_groups(old: list[dict[str, Any]], loaded: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The old parameter groups with what a loaded state_dict has put into new ones.
+
+    The optimizer that was wrapped has them, too, and an LR scheduler made before wrapping sets the rate there.
+    """
+    for group, new in zip(old, loaded, strict=True):
+        if group is not new:
+            group.clear()
+            group.update(new)
+    return old
+
+
 class AdasumOptimizer(torch.optim.Optimizer):
     """What it adds to the optimizer's own class: every rank steps for itself, on its own gradients; the differences are
     combined by Adasum, tensor by tensor, and added to where all started.
@@ -70,6 +82,12 @@ class AdasumOptimizer(torch.optim.Optimizer):
         if unfrozen:
             parameters = [*self._horon_parameters, *unfrozen]
             self._horon_start(parameters, frozen, self._horon_compression, self.backward_passes_per_step)
+
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        """As the optimizer's own."""
+        groups = self.param_groups
+        super().load_state_dict(*args, **kwargs)
+        self.param_groups = keep_groups(groups, self.param_groups)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise TypeError(NOT_COPIED)

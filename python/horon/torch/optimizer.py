@@ -11,12 +11,19 @@ from typing import Any, cast
 import torch
 
 from horon.common import basics
-from horon.common._reduce_ops import Adasum, Average
+from horon.common._reduce_ops import Adasum, Average, Max
 from horon.common.process_sets import ProcessSet, global_process_set
 from horon.common.util import num_rank_is_power_2
-from horon.torch._adasum_optimizer import NOT_COPIED, AdasumOptimizer, divide_by_need, name_last_group
-from horon.torch._allreduce import allreduce
+from horon.torch._adasum_optimizer import (
+    NOT_COPIED,
+    AdasumOptimizer,
+    divide_by_need,
+    keep_groups,
+    name_last_group,
+)
+from horon.torch._allreduce import allreduce, allreduce_
 from horon.torch._gradient_reducer import GradientReducer, Groups, ReductionOptions
+from horon.torch._private_names import names_not_written
 from horon.torch.compression import Compression, Compressor
 
 Closure = Callable[[], Any]
@@ -35,6 +42,8 @@ class _DistributedOptimizer(torch.optim.Optimizer):
     """Horovod's name for it, which scripts read."""
     _horon_is_synchronized: bool
     _horon_synchronizes_in_step: bool
+    _horon_required: set[torch.Tensor] | None
+    """See _requires_update; None until a script has looked at it or set it."""
     _horon_sets_to_none: bool
     """What the optimizer's own zero_grad() does when it is called without arguments."""
     op: int
@@ -50,6 +59,36 @@ class _DistributedOptimizer(torch.optim.Optimizer):
     @backward_passes_per_step.setter
     def backward_passes_per_step(self, passes: int) -> None:
         self.set_backward_passes_per_step(passes)
+
+    @property
+    def _should_synchronize(self) -> bool:
+        """Horovod's name for what skip_synchronize() sets to False: whether step() synchronizes."""
+        return self._horon_synchronizes_in_step
+
+    @_should_synchronize.setter
+    def _should_synchronize(self, synchronizes: bool) -> None:
+        self._horon_synchronizes_in_step = bool(synchronizes)
+
+    @property
+    def _requires_update(self) -> set[torch.Tensor]:
+        """Horovod's name for the parameters that get zeros where their gradient is missing; none where nothing is sent.
+
+        Scripts set it to an empty set. Those that are not in it are left alone as long as their ``.grad`` is None on
+        all ranks. All ranks have to set the same.
+
+        Raises:
+            ValueError: When it is set to anything but a set of the optimizer's parameters.
+        """
+        if self._horon_required is None:
+            self._horon_required = set(self._parameter_names) if self._horon_reducer is not None else set()
+        return self._horon_required
+
+    @_requires_update.setter
+    def _requires_update(self, parameters: set[torch.Tensor]) -> None:
+        own = {parameter for group in self.param_groups for parameter in group["params"]}
+        if not isinstance(parameters, set) or not parameters <= own:
+            raise ValueError("horon: optimizer._requires_update: expected a set of the optimizer's parameters.")
+        self._horon_required = parameters
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Sets how many backward passes come before step() or synchronize(). Call it after a step.
@@ -71,9 +110,12 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         Source: Horovod 0.28.1 ``synchronize``.
         """
         if self._horon_reducer is not None:
+            missing = self._horon_missing() if self._horon_leaves_some_alone() else None
             self._horon_reducer.synchronize()
             if self._horon_frozen:
                 self._horon_take_unfrozen()
+            if missing:
+                self._horon_leave_alone(missing)
         self._horon_is_synchronized = True
 
     @contextmanager
@@ -181,6 +223,27 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         self._horon_frozen += frozen
         self._horon_reduce_also(added)
 
+    # Note [Parameters that are left alone]
+    # Zeros are no missing gradient: with weight decay or momentum, parameters change. A rank knows only its gradients,
+    # though, and one that leaves a parameter alone on which others step would part from them. So after the reduction,
+    # in which missing gradients have counted as zeros, the ranks ask which ones were missing everywhere.
+    def _horon_leaves_some_alone(self) -> bool:
+        return self._horon_required is not None and not self._horon_required.issuperset(self._parameter_names)
+
+    def _horon_missing(self) -> dict[torch.Tensor, bool]:
+        """Whether the gradient is missing on this rank, of each parameter that may be left alone."""
+        unfrozen, _ = divide_by_need(self._horon_frozen)
+        candidates = [*self._parameter_names, *(parameter for _, parameter in unfrozen)]
+        return {p: p.grad is None for p in candidates if p not in self._requires_update}
+
+    def _horon_leave_alone(self, missing: dict[torch.Tensor, bool]) -> None:
+        is_there = torch.tensor([not is_missing for is_missing in missing.values()], dtype=torch.uint8)
+        name = self._parameter_names[next(iter(missing))]
+        allreduce_(is_there, name=f"has_gradient.{name}", op=Max, process_set=self.process_set)
+        for parameter, is_anywhere in zip(missing, is_there.tolist(), strict=True):
+            if not is_anywhere:
+                parameter.grad = None
+
     # Note [Parameters that are unfrozen]
     # Fine-tuning sets requires_grad during the training. What needed no gradients when it was wrapped has no hooks, and
     # would train on each rank's own. So synchronize() looks at those parameters, if any: gradients that have come
@@ -192,6 +255,8 @@ class _DistributedOptimizer(torch.optim.Optimizer):
             self._horon_reduce_also(unfrozen)
 
     def _horon_reduce_also(self, named: list[tuple[str, torch.Tensor]]) -> None:
+        if self._horon_required is not None and not self._horon_leaves_some_alone():
+            self._horon_required.update(parameter for _, parameter in named)
         self._parameter_names.update((parameter, name) for name, parameter in named)
         if self._horon_reducer is not None:
             self._horon_reducer = None  # takes its hooks off, before the new one's come
@@ -207,7 +272,9 @@ class _DistributedOptimizer(torch.optim.Optimizer):
             self._horon_reducer.reset()
         self._horon_is_synchronized = False
         self._horon_synchronizes_in_step = True
+        groups = self.param_groups
         super().load_state_dict(*args, **kwargs)
+        self.param_groups = keep_groups(groups, self.param_groups)
 
 
 def DistributedOptimizer(
@@ -286,6 +353,7 @@ def DistributedOptimizer(
     wrapped._horon_frozen = frozen
     wrapped._horon_is_synchronized = False
     wrapped._horon_synchronizes_in_step = True
+    wrapped._horon_required = None
     wrapped._horon_sets_to_none = _sets_to_none(type(optimizer))
     wrapped.op = op
     wrapped.gradient_predivide_factor = gradient_predivide_factor
@@ -312,7 +380,8 @@ def _make(added: type[Any], optimizer: torch.optim.Optimizer) -> Any:
     The optimizer's constructor is not called: it may want more than parameters, or refuse some of them.
     """
     own = type(optimizer)
-    cls = type(own.__name__, (added, own), {"__module__": __name__})
+    refused = names_not_written(optimizer, is_adasum=added is AdasumOptimizer)
+    cls = type(own.__name__, (added, own), {"__module__": __name__, **refused})
     wrapped: Any = object.__new__(cls)
     # A learning rate scheduler puts a step of its own into the instance, which would go past ours.
     wrapped.__dict__.update({k: v for k, v in vars(optimizer).items() if k not in ("step", "zero_grad")})
