@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 from harness import on_gloo, run_ranks
@@ -91,6 +94,60 @@ def _sampler(rank: int, size: int) -> None:
 @pytest.mark.parametrize("size", [1, 2])
 def test_sampler(size: int) -> None:
     run_ranks(_sampler, size)
+
+
+lr = torch.optim.lr_scheduler
+SCHEDULERS: list[Callable[[Any], Any]] = [
+    lambda optimizer: lr.StepLR(optimizer, 2),
+    lambda optimizer: lr.LambdaLR(optimizer, lambda epoch: 1 / (1 + epoch)),
+    lambda optimizer: lr.OneCycleLR(optimizer, 1.0, total_steps=20),
+    lambda optimizer: lr.CyclicLR(optimizer, 0.1, 1.0, cycle_momentum=False, scale_fn=lambda x: x),
+    lambda optimizer: lr.SequentialLR(optimizer, [lr.ConstantLR(optimizer), lr.ExponentialLR(optimizer, 0.5)], [2]),
+    lambda optimizer: lr.ReduceLROnPlateau(optimizer, patience=1),
+]
+
+
+def _step(scheduler: Any) -> None:
+    scheduler.step(*([1.0] if isinstance(scheduler, lr.ReduceLROnPlateau) else []))
+
+
+def _scheduled(rank: int, size: int, is_made_first: bool) -> None:
+    with horovod() as hvd:
+        for make in SCHEDULERS:
+            model = torch.nn.Linear(2, 2)
+            own = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+            scheduler = make(own) if is_made_first else None
+            optimizer = hvd.DistributedOptimizer(own, model.named_parameters())
+            scheduler = scheduler or make(optimizer)
+            used = scheduler.optimizer
+            state = hvd.elastic.TorchState(model=model, optimizer=optimizer, scheduler=scheduler, epoch=rank)
+            for _ in range(rank + 3):  # the ranks differ
+                with optimizer.skip_synchronize():
+                    optimizer.step()
+                _step(scheduler)
+
+            def found(scheduler: Any = scheduler, optimizer: Any = optimizer) -> tuple[int, Any, float]:
+                return scheduler.last_epoch, scheduler.get_last_lr(), optimizer.param_groups[0]["lr"]
+
+            state.sync()
+            everyones = hvd.allgather_object(found())
+            assert everyones == [everyones[0]] * size and everyones[0][0] == 3, everyones
+            assert state.scheduler is scheduler and scheduler.optimizer is used
+            _step(scheduler)
+            after_four = found()
+            state.restore()
+            assert found() == everyones[0]
+            _step(scheduler)
+            assert found() == after_four, "went another way after it had gone back"
+            state.commit()
+            _step(scheduler)
+            state.restore()
+            assert found() == after_four
+
+
+@pytest.mark.parametrize("is_made_first", [True, False])
+def test_schedulers(is_made_first: bool) -> None:
+    run_ranks(_scheduled, 2, is_made_first, timeout=60)
 
 
 def _state(rank: int, size: int) -> None:

@@ -79,10 +79,19 @@ class SamplerStateHandler(_StateDictHandler):
         self.value.load_state_dict(broadcast_object(self.value.state_dict()))
 
 
+class SchedulerStateHandler(SamplerStateHandler):
+    """Of a learning rate scheduler, whose optimizer is another attribute, or stays as it is.
+
+    Not in Horovod, which sends the scheduler with a copy of its optimizer: other ranks' schedulers then set the rate of
+    that copy.
+    """
+
+
 _handler_registry: list[tuple[type, type[StateHandler]]] = [
     (torch.nn.Module, ModelStateHandler),
     (torch.optim.Optimizer, OptimizerStateHandler),
     (ElasticSampler, SamplerStateHandler),
+    (torch.optim.lr_scheduler.LRScheduler, SchedulerStateHandler),
 ]
 
 
@@ -97,7 +106,7 @@ def set_handler_registry(registry: list[tuple[type, type[StateHandler]]]) -> Non
 
 
 class TorchState(ObjectState):
-    """State of a training: models, optimizers, samplers, and plain objects, all of them attributes.
+    """State of a training: models, optimizers, LR schedulers, samplers, and plain objects, all of them attributes.
 
     Args:
         model: A module.
