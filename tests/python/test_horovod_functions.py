@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -56,6 +57,41 @@ def _objects(rank: int, size: int) -> None:
 @pytest.mark.parametrize("size", [1, 3])
 def test_objects(size: int) -> None:
     run_ranks(_objects, size)
+
+
+class _Unpicklable:
+    """As an object with a lock or a stream in it."""
+
+    def __reduce__(self) -> Any:
+        raise TypeError("no pickle of \udc80this")  # which is no UTF-8
+
+
+def _unpicklable_objects(rank: int, size: int) -> None:
+    with horovod() as hvd:
+        for culprit in range(size):
+            is_culprit = rank == culprit
+            expected, text = (TypeError, "^no pickle") if is_culprit else (RuntimeError, f"rank {culprit}.*no pickle")
+            with pytest.raises(expected, match=text) as caught:
+                hvd.broadcast_object(_Unpicklable() if is_culprit else None, culprit)
+            # Not as one that elastic.run would start over for.
+            assert not isinstance(caught.value, hvd.HorovodInternalError)
+            with pytest.raises(expected, match=text):
+                hvd.allgather_object([_Unpicklable()] if is_culprit else rank)
+            with pytest.raises(expected, match=text):
+                hvd.broadcast_parameters({"a": _Unpicklable() if is_culprit else 0}, culprit)
+            assert hvd.broadcast_object(rank, culprit) == culprit
+            assert hvd.allgather_object(rank) == list(range(size))
+        with pytest.raises((RuntimeError, TypeError), match="no pickle" if rank in (0, 2) else r"rank 0: .*; rank 2: "):
+            hvd.allgather_object(_Unpicklable() if rank in (0, 2) else None)
+        evens = hvd.add_process_set([0, 2])
+        if rank != 1:
+            with pytest.raises(TypeError if rank == 2 else RuntimeError, match="no pickle"):
+                hvd.broadcast_object(_Unpicklable() if rank == 2 else None, 2, process_set=evens)
+            assert hvd.broadcast_object(rank, 2, process_set=evens) == 2
+
+
+def test_objects_that_can_not_be_pickled() -> None:
+    run_ranks(_unpicklable_objects, 3, timeout=60)
 
 
 def _optimizer_classes() -> list[type[torch.optim.Optimizer]]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -70,18 +72,25 @@ def broadcast_object(
     Returns:
         On the root `obj` itself, elsewhere a copy.
 
+    Raises:
+        RuntimeError: The root could not pickle its object; on the root itself, what it got from pickling. The next
+            operation works.
+
     Source: Horovod 0.28.1 ``broadcast_object`` (where, without a name, all ranks must pass the same type).
     """
     import cloudpickle  # type: ignore[import-untyped,unused-ignore]
 
     base = default_context.name("object", None, id_of(process_set)) if name is None else name
     is_root = default_context.topology.rank == root_rank
-    data = bytearray(cloudpickle.dumps(obj)) if is_root else bytearray()
-    n_bytes = torch.tensor([len(data)], dtype=torch.int64)
+    mine = _Pickled.of(obj) if is_root else _Pickled(bytearray())
+    n_bytes = torch.tensor([mine.size], dtype=torch.int64)
     broadcast_(n_bytes, root_rank, f"{base}.sz", process_set)
-    if not is_root:
-        data = bytearray(int(n_bytes))
+    size = int(n_bytes)
+    data = mine.data if is_root else bytearray(abs(size))
     broadcast_(torch.frombuffer(data, dtype=torch.uint8), root_rank, f"{base}.t", process_set)
+    mine.raise_own()
+    if size < 0:
+        raise RuntimeError(f"horon: rank {root_rank} could not pickle the object that it was to send: {data.decode()}")
     return obj if is_root else cloudpickle.loads(data)
 
 
@@ -95,17 +104,56 @@ def allgather_object(obj: Any, name: str | None = None) -> list[Any]:
     Returns:
         Copies of the ranks' objects, in rank order.
 
+    Raises:
+        RuntimeError: A rank could not pickle its object; on that rank itself, what it got from pickling. The next
+            operation works.
+
     Source: Horovod 0.28.1 ``allgather_object`` (where, without a name, all ranks must pass the same type).
     """
     import cloudpickle
 
     base = default_context.name("object", None, 0) if name is None else name
-    mine = torch.frombuffer(bytearray(cloudpickle.dumps(obj)), dtype=torch.uint8)
-    sizes = allgather(torch.tensor([mine.numel()], dtype=torch.int64), name=f"{base}.sz").tolist()
-    gathered = allgather(mine, name=f"{base}.t")
-    objects = []
-    for part in torch.split(gathered, sizes):
+    mine = _Pickled.of(obj)
+    sizes = allgather(torch.tensor([mine.size], dtype=torch.int64), name=f"{base}.sz").tolist()
+    gathered = allgather(torch.frombuffer(mine.data, dtype=torch.uint8), name=f"{base}.t")
+    parts = []
+    for part in torch.split(gathered, [abs(size) for size in sizes]):
         data = bytearray(part.numel())
         torch.frombuffer(data, dtype=torch.uint8).copy_(part)
-        objects.append(cloudpickle.loads(data))
-    return objects
+        parts.append(data)
+    mine.raise_own()
+    failures = [f"rank {rank}: {parts[rank].decode()}" for rank, size in enumerate(sizes) if size < 0]
+    if failures:
+        raise RuntimeError(
+            "horon: not all ranks could pickle the object that they were to send. " + "; ".join(failures)
+        )
+    return [cloudpickle.loads(data) for data in parts]
+
+
+@dataclass(frozen=True)
+class _Pickled:
+    """What a rank sends for an object: its pickle, or why there is none, so that nobody waits for it."""
+
+    data: bytearray
+    """Never empty on a rank that sends."""
+    error: Exception | None = None
+
+    @classmethod
+    def of(cls, obj: Any) -> _Pickled:
+        import cloudpickle
+
+        try:
+            return cls(bytearray(cloudpickle.dumps(obj)))
+        except Exception as error:
+            why = "".join(traceback.format_exception_only(type(error), error)).strip()
+            return cls(bytearray(why.encode(errors="replace")), error)
+
+    @property
+    def size(self) -> int:
+        """In bytes; negative for the text of an error."""
+        return len(self.data) if self.error is None else -len(self.data)
+
+    def raise_own(self) -> None:
+        """Raises what this rank got from pickling, if it could not."""
+        if self.error is not None:
+            raise self.error
