@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -201,6 +202,35 @@ def test_before_init() -> None:
     for call in calls:
         with pytest.raises(ValueError, match=r"Horovod has not been initialized; use hvd\.init\(\)\."):
             call()
+
+
+@pytest.mark.parametrize("variable", ["HORON_TIMEOUT_SECONDS", "HOROVOD_GLOO_TIMEOUT_SECONDS"])
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf", "1e300", "abc", "0", "-1", "0.0001", "315360001", " "])
+def test_timeouts_out_of_range(monkeypatch: pytest.MonkeyPatch, variable: str, value: str) -> None:
+    import horon.torch as hvd
+
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(ValueError, match=rf"{variable}='{re.escape(value)}': .*from 0\.001 to 315360000") as caught:
+        hvd.init()
+    assert caught.value.__cause__ is None and not hvd.is_initialized()
+
+
+@pytest.mark.parametrize("value", ["0.001", "1e3", "315360000"])
+def test_timeouts_in_range(script: Path, value: str) -> None:
+    """The clocks of stores and engines take them."""
+    places = _run([([sys.executable, str(script)], _environment(HORON_TIMEOUT_SECONDS=value))], script.parent)
+    assert places == [[0, 1, 0, 1, 0, 1]]
+
+
+def _waits_ten_years(rank: int, size: int) -> None:
+    os.environ["HORON_TIMEOUT_SECONDS"] = "315360000"
+    with horovod() as hvd:
+        assert hvd.allreduce(torch.ones(2), op=hvd.Sum).tolist() == [size] * 2
+        hvd.barrier()
+
+
+def test_the_longest_timeout_among_ranks() -> None:
+    run_ranks(_waits_ten_years, 2)
 
 
 def _joins_default_group(rank: int, size: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import itertools
+import math
 import os
 import socket
 import threading
@@ -26,6 +27,10 @@ from horon.common._rendezvous import make_store
 from horon.common._topology import Place, Topology, derive_topology, exchange_places, this_host
 
 NOT_INITIALIZED = "Horovod has not been initialized; use hvd.init()."
+# Shorter ones are 0 in milliseconds, in which stores and groups count. Much longer ones overflow clocks that count
+# nanoseconds; the engine ends its waits after a year in any case.
+_LEAST_TIMEOUT_S = 0.001
+_MOST_TIMEOUT_S = 10 * 365 * 24 * 3600
 _FORKED = (
     "horon: hvd.init() in a process that was forked from one of {size} ranks after its hvd.init(): it would wait for "
     "the other ranks in vain. hvd.rank() and hvd.size() work here as they are; remove the call. For a process that is "
@@ -131,8 +136,8 @@ class Context:
             The ids of the sets, in order.
 
         Raises:
-            ValueError: A duplicate set (its index is the error's second argument), a rank outside of `comm`, or
-                nothing says where to meet.
+            ValueError: A duplicate set (its index is the error's second argument), a rank outside of `comm`, a timeout
+                out of range, or nothing says where to meet.
             RuntimeError: This process was forked from a rank, and there are others.
         """
         with self._lock:
@@ -330,9 +335,24 @@ def _start_timeline(engine: _C.NamedEngine, rank: int) -> None:
 
 
 def _timeout() -> timedelta:
-    """How long ranks wait for each other in init(), and in operations that have begun."""
-    seconds = os.environ.get("HORON_TIMEOUT_SECONDS") or os.environ.get("HOROVOD_GLOO_TIMEOUT_SECONDS")
-    return timedelta(seconds=float(seconds)) if seconds else timedelta(minutes=30)
+    """How long ranks wait for each other in init(), and in operations that have begun. Raises ValueError."""
+    for name in ("HORON_TIMEOUT_SECONDS", "HOROVOD_GLOO_TIMEOUT_SECONDS"):
+        text = os.environ.get(name)
+        if text:
+            return timedelta(seconds=_timeout_in_range(name, text))
+    return timedelta(minutes=30)
+
+
+def _timeout_in_range(name: str, text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not _LEAST_TIMEOUT_S <= seconds <= _MOST_TIMEOUT_S:  # nor is nan
+        raise ValueError(
+            f"horon: {name}={text!r}: expected seconds, from {_LEAST_TIMEOUT_S} to {_MOST_TIMEOUT_S} (ten years)."
+        )
+    return seconds
 
 
 default_context = Context()
