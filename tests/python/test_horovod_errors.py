@@ -10,6 +10,13 @@ from horovod_session import horovod
 pytestmark = pytest.mark.skipif(on_gloo(), reason="horon's own")
 
 
+_HOROVODS_TEXT = (
+    "^Horovod has been shut down. This was caused by an exception on one of the ranks or an attempt to allreduce, "
+    "allgather or broadcast a tensor after one of the ranks finished execution."
+)
+"""What scripts look for that start over."""
+
+
 def _mismatches(rank: int, size: int) -> None:
     with horovod() as hvd:
         first = rank == 0
@@ -68,7 +75,7 @@ def _in_flight_at_shutdown(rank: int, size: int) -> None:
     handle = hvd.allreduce_async(torch.ones(3), name="x") if rank == 0 else None
     hvd.shutdown()
     if rank == 0:
-        with pytest.raises(hvd.HorovodInternalError, match="shut down"):
+        with pytest.raises(hvd.HorovodInternalError, match=_HOROVODS_TEXT + r".*hvd\.shutdown"):
             hvd.synchronize(handle)
     hvd.init()
     assert hvd.allreduce(torch.ones(2), op=hvd.Sum).tolist() == [size] * 2
@@ -77,3 +84,22 @@ def _in_flight_at_shutdown(rank: int, size: int) -> None:
 
 def test_in_flight_at_shutdown() -> None:
     run_ranks(_in_flight_at_shutdown, 2)
+
+
+def _no_handles(rank: int, size: int) -> None:
+    with horovod() as hvd:
+        wait = hvd.sparse_allreduce_async(torch.ones(2).to_sparse(), "sparse", hvd.Sum)
+        handle = hvd.allreduce_async(torch.ones(2), op=hvd.Sum)
+        for function in (hvd.synchronize, hvd.poll):
+            for bad in (None, "x", 1.5, [handle], torch.ones(2)):
+                with pytest.raises(TypeError, match=rf"hvd\.{function.__name__}\(\) expects a handle, the int .* got"):
+                    function(bad)
+            with pytest.raises(TypeError, match=r"Call it: it is what sparse_allreduce_async\(\) returned"):
+                function(wait)
+        assert hvd.synchronize(handle).tolist() == [size] * 2
+        assert hvd.synchronize(handle) is None and hvd.synchronize(99999) is None
+        assert wait().to_dense().tolist() == [size] * 2
+
+
+def test_what_is_no_handle() -> None:
+    run_ranks(_no_handles, 2)

@@ -11,6 +11,13 @@ from horon.common.exceptions import HorovodInternalError
 from horon.common.process_sets import ProcessSet, global_process_set
 from horon.torch._issue import id_of
 
+_SHUT_DOWN = (
+    "Horovod has been shut down. This was caused by an exception on one of the ranks or an attempt to allreduce, "
+    "allgather or broadcast a tensor after one of the ranks finished execution. This rank has called hvd.shutdown() "
+    "while the operation was in flight."
+)
+"""Begins as Horovod's, which scripts look for."""
+
 
 def poll(handle: int) -> bool:
     """Whether an operation is over, so that synchronize() does not block. Does not block itself.
@@ -19,10 +26,15 @@ def poll(handle: int) -> bool:
 
     Raises:
         ValueError: No operation has this handle, or synchronize() was called for it.
+        TypeError: It is no handle.
 
     Source: Horovod 0.28.1 ``poll``.
     """
-    return default_context.engine.poll(handle)
+    engine = default_context.engine
+    try:
+        return engine.poll(handle)
+    except TypeError:
+        raise _no_handle("poll", handle) from None
 
 
 def synchronize(handle: int) -> Any:
@@ -35,16 +47,22 @@ def synchronize(handle: int) -> Any:
 
     Raises:
         HorovodInternalError: Ranks disagreed about the operation, a rank was lost, or horon was shut down.
+        TypeError: It is no handle (Horovod returns None).
 
     Source: Horovod 0.28.1 ``synchronize``.
     """
     context = default_context
-    pending = context.pending.get(handle)
-    if pending is None:
-        return context.take(handle)
+    try:
+        pending = context.pending.get(handle)
+        if pending is None:
+            return context.take(handle)
+    except TypeError:
+        if isinstance(handle, int):
+            raise
+        raise _no_handle("synchronize", handle) from None
     if not context.is_initialized:
         context.pending.pop(handle, None)
-        raise HorovodInternalError("Horovod has been shut down. The operation was in flight.")
+        raise HorovodInternalError(_SHUT_DOWN)
     try:
         outputs = context.engine.wait(handle)
     except KeyboardInterrupt:
@@ -54,6 +72,14 @@ def synchronize(handle: int) -> Any:
         raise
     context.pending.pop(handle, None)
     return pending.result(outputs)
+
+
+def _no_handle(function: str, given: Any) -> TypeError:
+    hint = " Call it: it is what sparse_allreduce_async() returned." if callable(given) else ""
+    return TypeError(
+        f"horon: hvd.{function}() expects a handle, the int that an operation whose name ends in _async or _async_ has "
+        f"returned, got {given!r:.100}.{hint}"
+    )
 
 
 def join(device: int = -1) -> int:
