@@ -53,7 +53,8 @@ def make_store(launch: Launch, timeout: timedelta) -> Any:
     raise ValueError(
         f"horon: {launch.size} ranks (found by the variables of {launch.launcher}) do not know where to meet: set "
         "MASTER_ADDR to a host name of rank 0 and MASTER_PORT to a free port there, the same for all ranks "
-        "(mpirun: -x MASTER_ADDR=... -x MASTER_PORT=...; srun: export both before it, as the address "
+        "(mpirun: -x MASTER_ADDR=... -x MASTER_PORT=...; horovodrun on one host: MASTER_ADDR=127.0.0.1 "
+        "MASTER_PORT=29500 horovodrun ...; srun: export both before it, as the address "
         "$(scontrol show hostnames $SLURM_JOB_NODELIST | head -n 1))."
     )
 
