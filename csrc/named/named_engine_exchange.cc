@@ -18,6 +18,15 @@ constexpr std::chrono::milliseconds kPokeAfter{500};
 constexpr std::chrono::milliseconds kDeathIsSeenWithin{1000};
 constexpr std::chrono::milliseconds kBetweenLooksForTheDead{10};
 
+// With Horovod's words, which scripts look for.
+std::string shut_down_text(int rank) {
+  return concat(
+      "Horovod has been shut down. This was caused by an exception on one of the ranks or ",
+      "an attempt to allreduce, allgather or broadcast a tensor after one of the ranks ",
+      "finished execution: rank ", rank, " has shut down",
+      rank == 0 ? ", which coordinates." : ".");
+}
+
 std::vector<const Decision*> pointers_to(const std::vector<Decision>& decisions) {
   std::vector<const Decision*> pointers;
   pointers.reserve(decisions.size());
@@ -141,7 +150,7 @@ void NamedEngine::take_announcements(int source, const std::vector<Announcement>
         agreement_->join(source);
         break;
       case Announcement::Type::kGoodbye:
-        agreement_->depart(source, concat("rank ", source, " has shut down."));
+        agreement_->depart(source, shut_down_text(source));
         break;
     }
   }
@@ -233,7 +242,7 @@ void NamedEngine::look_around() {
   if (channel_->has_departed(0)) {
     exchange();  // what it said before it left
     if (!announced_.empty() && steps_.empty() && !is_failed_) {
-      fail_everything("rank 0, which coordinates, has shut down.");
+      fail_everything(shut_down_text(0));
     }
   } else if (may_poke()) {
     // It may sleep on an announcement that need not have woken it. Now it has to watch over it.
