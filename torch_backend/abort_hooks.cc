@@ -1,16 +1,21 @@
 #include "abort_hooks.h"
 
+#include <chrono>
 #include <memory>
 #include <system_error>
 #include <thread>
 #include <utility>
 
+#include "core/log.h"
 #include "core/thread_name.h"
 #include "process_exit.h"
 #include "without_gil.h"
 
 namespace horon::torch_backend {
 namespace {
+
+// Torch's dumps give up sooner.
+constexpr std::chrono::seconds kPatience{60};
 
 // Whether this thread is in a hook: it must not wait for itself.
 thread_local bool is_in_hook = false;
@@ -24,7 +29,10 @@ void AbortHooks::remove(std::int64_t id) {
   }
   const WithoutGil no_gil;
   std::unique_lock lock(mutex_);
-  call_ended_.wait(lock, [this] { return !is_called_; });
+  if (!call_ended_.wait_for(lock, kPatience, [this] { return !is_called_; })) {
+    log_warning(
+        "a hook of a process group that has failed does not end; it is taken away all the same");
+  }
 }
 
 void AbortHooks::call_all_beside() {

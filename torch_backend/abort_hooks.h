@@ -23,7 +23,8 @@ namespace horon::torch_backend {
 class AbortHooks : public std::enable_shared_from_this<AbortHooks> {
  public:
   void add(std::int64_t id, std::function<void()> hook) { table_.add(id, std::move(hook)); }
-  // Returns when the hook does not run any more. The GIL may be held, and is released meanwhile.
+  // Returns when the hook does not run any more, or after a minute. The GIL may be held, and is
+  // released meanwhile.
   void remove(std::int64_t id);
 
   // Calls all hooks, here.
