@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <system_error>
 
+#include "core/error.h"
 #include "core/futex.h"
+#include "core/log.h"
 #include "core/thread_name.h"
 #include "shm/p2p_engine.h"
 #include "shm/rank_cores.h"
@@ -76,8 +78,11 @@ void P2pEngine::tell_background() {
   if (!background_.joinable()) {
     try {
       background_ = std::thread([self = shared_from_this()] { self->background_loop(); });
-    } catch (const std::system_error&) {
-      // The system gives none: whoever waits moves the messages. What was issued is under way.
+    } catch (const std::system_error& error) {
+      // What was issued is under way: whoever waits moves the messages.
+      log_warning_once("p2p without a thread",
+                       concat("rank ", peers_->rank, ": the system gives no thread (", error.what(),
+                              "); messages move only while somebody waits for one"));
     }
   } else if (!background_watches_) {
     became_busy_.notify_one();  // or it is at work, and will see

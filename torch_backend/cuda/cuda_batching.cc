@@ -235,7 +235,7 @@ DeviceSide::WorkPtr CudaBatching::submit(Collective collective, const DeviceCall
     calls_.push_back(batched);
     if (!is_watched_) {
       is_watched_ = true;
-      CudaWatcher::instance().watch(shared_from_this(), device_->index());
+      CudaWatcher::instance().watch(shared_from_this(), stream.device_index());
     }
   }
   auto work = c10::make_intrusive<BatchedWork>(parts_.rank, call, batched, outputs, parts_.group);
