@@ -2,8 +2,6 @@
 
 #if HORON_HAS_WINDOW
 
-#include <pybind11/pybind11.h>
-
 #include <optional>
 
 #include "collective.h"
@@ -17,6 +15,7 @@
 #include "process_exit.h"
 #include "signal_work.h"
 #include "tensor_memory.h"
+#include "without_gil.h"
 
 namespace horon::torch_backend {
 namespace {
@@ -56,19 +55,6 @@ WindowTensor describe(const at::Tensor& tensor, bool is_usable) {
   }
   return described;
 }
-
-// Calls what may block without the GIL, if the caller has it.
-class NoGil {
- public:
-  NoGil() {
-    if (Py_IsInitialized() != 0 && PyGILState_Check() != 0) {
-      released_.emplace();
-    }
-  }
-
- private:
-  std::optional<pybind11::gil_scoped_release> released_;
-};
 
 // What a window's operation returns, in the exceptions that users expect.
 template <typename Call>
@@ -124,7 +110,7 @@ std::shared_ptr<HoronWindow::Registered> HoronWindow::registered(const char* ope
 
 void HoronWindow::agree(OpKind kind, const at::Tensor& tensor) {
   const auto group = open_group(name(kind));
-  const NoGil no_gil;
+  const WithoutGil no_gil;
   const auto run = [&](const Request& request, const auto& on_mismatch) {
     run_in_turn(*group, *hooks_->on_abort, group->timeout(), [&](const WaitContext& context) {
       try {
@@ -221,7 +207,7 @@ c10::intrusive_ptr<c10d::Work> HoronWindow::wait_signal(int64_t source, bool is_
     if (is_async) {
       return c10::make_intrusive<SignalWork>(rank_, window, static_cast<int>(source), deadline);
     }
-    const NoGil no_gil;
+    const WithoutGil no_gil;
     const InterruptScope interrupts;
     try {
       window->wait_signal(static_cast<int>(source), WaitContext{deadline, interrupt_check()});

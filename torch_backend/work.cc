@@ -1,7 +1,5 @@
 #include "work.h"
 
-#include <pybind11/pybind11.h>
-
 #include <optional>
 
 #include "errors.h"
