@@ -17,6 +17,7 @@
 #include "process_arena.h"
 #include "process_exit.h"
 #include "window.h"
+#include "without_gil.h"
 
 namespace horon::torch_backend {
 namespace {
@@ -172,10 +173,8 @@ HoronBackend::HoronBackend(const c10::intrusive_ptr<c10d::Store>& store, int ran
 
 HoronBackend::~HoronBackend() {
   // Joining the lane's thread with the GIL held could wait for a callback that waits for the GIL.
-  if (Py_IsInitialized() != 0 && PyGILState_Check() != 0) {
-    const pybind11::gil_scoped_release no_gil;
-    group_.reset();
-  }
+  const WithoutGil no_gil;
+  group_.reset();
 }
 
 std::chrono::milliseconds HoronBackend::resolve(std::chrono::milliseconds timeout) const {
@@ -215,7 +214,10 @@ void HoronBackend::keep_context_from_gloo() const {
 HoronBackend::WorkPtr HoronBackend::issue(Collective collective, const Call& call) {
   group_->check_process(call.title + kTitlePrefixLength);
   if (collective.is_cuda()) {
-    return device_side()->issue(std::move(collective), to_device(call, sequence_.fetch_add(1)));
+    auto work =
+        device_side()->issue(std::move(collective), to_device(call, sequence_.fetch_add(1)));
+    stay_if_process_exits();
+    return work;
   }
   keep_context_from_gloo();
   const std::uint64_t sequence = sequence_.fetch_add(1);
@@ -231,8 +233,10 @@ HoronBackend::WorkPtr HoronBackend::issue(Collective collective, const Call& cal
   try {
     group_->lane()->submit(task);
   } catch (...) {
+    stay_if_process_exits();
     rethrow_translated();
   }
+  stay_if_process_exits();
   return work;
 }
 

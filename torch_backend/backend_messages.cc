@@ -4,6 +4,7 @@
 
 #include "backend.h"
 #include "errors.h"
+#include "process_exit.h"
 #include "tensor_memory.h"
 
 namespace horon::torch_backend {
@@ -101,8 +102,10 @@ HoronBackend::WorkPtr HoronBackend::issue_message(at::Tensor& tensor, int peer, 
   try {
     group_->p2p()->start(op);
   } catch (...) {
+    stay_if_process_exits();
     rethrow_translated();
   }
+  stay_if_process_exits();
   return work;
 }
 
@@ -128,6 +131,7 @@ HoronBackend::WorkPtr HoronBackend::message_over_gloo(Tensors& tensors, int peer
   origin.timeout = resolve(c10d::kUnsetTimeout);
   origin.hooks = hooks_;
   auto work = c10::make_intrusive<GlooMessageWork>(origin, tensors, inner);
+  stay_if_process_exits();
   const std::lock_guard lock(coalescing_mutex_);
   if (is_coalescing_) {
     coalesced_over_gloo_.push_back(work);
@@ -139,8 +143,10 @@ HoronBackend::WorkPtr HoronBackend::message_on_device(const at::Tensor& tensor, 
                                                       c10d::OpType op_type) {
   const Call call{op_type, title_of(op_type), resolve(c10d::kUnsetTimeout), true};
   const DeviceCall device_call = to_device(call, sequence_.load());
-  return op_type == c10d::OpType::SEND ? device_side()->send(tensor, peer, device_call)
-                                       : device_side()->recv(tensor, peer, device_call);
+  auto work = op_type == c10d::OpType::SEND ? device_side()->send(tensor, peer, device_call)
+                                            : device_side()->recv(tensor, peer, device_call);
+  stay_if_process_exits();
+  return work;
 }
 
 namespace {

@@ -19,6 +19,7 @@
 #include "operators.h"
 #include "process_arena.h"
 #include "reduce/reduce.h"
+#include "without_gil.h"
 
 namespace py = pybind11;
 
@@ -47,7 +48,7 @@ c10::intrusive_ptr<HoronBackend> create_backend(const c10::intrusive_ptr<c10d::S
                                                 const c10::intrusive_ptr<BackendOptions>& options,
                                                 py::function make_gloo) {
   const GlooMaker maker = wrap_gloo_maker(std::move(make_gloo));
-  const py::gil_scoped_release no_gil;
+  const GilReleased no_gil;
   return c10::make_intrusive<HoronBackend>(store, rank, size, options, maker);
 }
 
@@ -56,7 +57,7 @@ c10::intrusive_ptr<HoronBackend> create_backend(const c10::intrusive_ptr<c10d::S
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   using namespace horon::torch_backend;
-  using NoGil = py::call_guard<py::gil_scoped_release>;
+  using NoGil = py::call_guard<GilReleased>;
   py::module_::import("torch.distributed");  // registers the base classes
 
   py::class_<BackendOptions, c10d::Backend::Options, c10::intrusive_ptr<BackendOptions>> options(
@@ -114,7 +115,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
              const c10::intrusive_ptr<BackendOptions>& options) -> py::object {
             c10::intrusive_ptr<c10d::Backend> part;
             {
-              const py::gil_scoped_release no_gil;
+              const GilReleased no_gil;
               part = self.split(store, ranks, options);
             }
             return part ? py::cast(part) : py::none();
@@ -143,8 +144,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   module.def(
       "is_in_arena", [](const at::Tensor& tensor) { return is_in_arena(tensor); },
       py::arg("tensor"));
-  module.def("result_in_arena", &result_in_arena, py::arg("tensor"),
-             py::call_guard<py::gil_scoped_release>());
+  module.def("result_in_arena", &result_in_arena, py::arg("tensor"), py::call_guard<GilReleased>());
   module.def("expect_gradients", &expect_gradients, py::arg("bytes"));
   module.def("forget_gradients", &forget_gradients, py::arg("bytes"));
   module.def("arena_statistics", [] {

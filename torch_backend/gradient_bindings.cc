@@ -11,13 +11,14 @@
 #include "gradient_hooks.h"
 #include "gradient_pack.h"
 #include "named_errors.h"
+#include "without_gil.h"
 
 namespace py = pybind11;
 
 namespace horon::torch_backend {
 
 void bind_gradients(py::module_& module) {
-  using NoGil = py::call_guard<py::gil_scoped_release>;
+  using NoGil = py::call_guard<GilReleased>;
   using Pack = std::shared_ptr<GradientPack>;
   py::class_<GradientPack, std::shared_ptr<GradientPack>>(module, "GradientPack")
       .def(py::init<const std::vector<at::Tensor>&, at::Tensor, const std::vector<at::Tensor>&>(),

@@ -5,6 +5,7 @@
 
 #include "core/error.h"
 #include "python_text.h"
+#include "without_gil.h"
 
 namespace py = pybind11;
 
@@ -51,7 +52,7 @@ std::uint64_t submit(NamedEngineHost& host, const OperationPtr& operation, bool 
   if (const auto handle = host.try_submit(operation, will_wait)) {
     return *handle;
   }
-  const py::gil_scoped_release no_gil;
+  const GilReleased no_gil;
   return host.submit(operation, will_wait);
 }
 
@@ -59,7 +60,7 @@ OperationPtr take(NamedEngineHost& host, std::uint64_t handle) {
   if (OperationPtr done = host.try_take(handle)) {
     return done;
   }
-  const py::gil_scoped_release no_gil;
+  const GilReleased no_gil;
   return host.take(handle);
 }
 
@@ -111,7 +112,7 @@ PyObject* take(PyObject* capsule, PyObject* handle) {
     }
     TensorList results;
     {
-      const py::gil_scoped_release no_gil;
+      const GilReleased no_gil;
       results = done->take_results();
     }
     if (done->returns_tensor) {

@@ -8,6 +8,7 @@
 #include "named_calls.h"
 #include "named_engine_host.h"
 #include "named_errors.h"
+#include "without_gil.h"
 
 namespace py = pybind11;
 
@@ -34,17 +35,13 @@ std::shared_ptr<NamedEngineHost> make(const c10::intrusive_ptr<c10d::Store>& sto
                                       int size, std::chrono::milliseconds timeout,
                                       py::function make_gloo) {
   const NamedGlooMaker maker = wrap(std::move(make_gloo));
-  const py::gil_scoped_release no_gil;
+  const GilReleased no_gil;
   return translating_named([&] {
-    return std::shared_ptr<NamedEngineHost>(
-        new NamedEngineHost(store, rank, size, timeout, maker), [](NamedEngineHost* dying) {
-          if (Py_IsInitialized() != 0 && PyGILState_Check() != 0) {
-            const py::gil_scoped_release released;
-            delete dying;
-          } else {
-            delete dying;
-          }
-        });
+    return std::shared_ptr<NamedEngineHost>(new NamedEngineHost(store, rank, size, timeout, maker),
+                                            [](NamedEngineHost* dying) {
+                                              const WithoutGil released;
+                                              delete dying;
+                                            });
   });
 }
 
@@ -53,7 +50,7 @@ std::shared_ptr<NamedEngineHost> make(const c10::intrusive_ptr<c10d::Store>& sto
 void bind_named_engine(py::module_& module) {
   using Host = NamedEngineHost;
   using Names = std::vector<std::string>;
-  using NoGil = py::call_guard<py::gil_scoped_release>;
+  using NoGil = py::call_guard<GilReleased>;
   static const py::handle internal_error =
       py::register_exception<InternalError>(module, "HorovodInternalError", PyExc_RuntimeError);
   py::class_<Host, std::shared_ptr<Host>>(module, "NamedEngine")

@@ -10,6 +10,7 @@
 #include "collective.h"
 #include "operators.h"
 #include "python_text.h"
+#include "without_gil.h"
 
 namespace py = pybind11;
 
@@ -42,7 +43,7 @@ PyObject* call_all_reduce(PyObject* through_dispatcher, PyObject* const* argumen
     const std::string_view group_name = text_of(arguments[2]);
     bool is_done = false;
     {
-      const py::gil_scoped_release no_gil;
+      const GilReleased no_gil;
       is_done = all_reduce_in_group(tensor, op, group_name);
     }
     if (is_done) {

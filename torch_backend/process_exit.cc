@@ -10,6 +10,7 @@
 #include <mutex>
 
 #include "core/fork_guard.h"
+#include "core/thread_name.h"
 
 namespace horon::torch_backend {
 
@@ -62,7 +63,7 @@ void await_calls_out() {
 }
 
 void stay_if_process_exits() {
-  if (!is_process_exiting() || ::syscall(SYS_gettid) == ::getpid()) {
+  if (!is_process_exiting() || on_own_thread() || ::syscall(SYS_gettid) == ::getpid()) {
     return;
   }
   while (true) {

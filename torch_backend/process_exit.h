@@ -10,9 +10,9 @@ bool is_process_exiting();
 // Waits (15 seconds at most) until no CallOut lives. Not to be called with the GIL held.
 void await_calls_out();
 
-// On other threads than the main one, once the process is exiting: never returns. A (daemon) thread
-// that went back into Python now would be ended by it through C++ frames, which aborts the process.
-// Python 3.14 does the same.
+// On other threads than the main one and horon's own, once the process is exiting: never returns. A
+// (daemon) thread that went back into Python now would be ended by it through C++ frames, which
+// aborts the process. Python 3.14 does the same. Exit waits for horon's own, which run callbacks.
 void stay_if_process_exits();
 
 struct CallsOut;

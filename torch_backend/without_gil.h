@@ -1,14 +1,29 @@
-// Letting go of the GIL where it may or may not be held.
+// Letting go of the GIL, and what a thread does that wants it back while the process ends.
 #pragma once
 
 #include <pybind11/pybind11.h>
 
 #include <optional>
 
+#include "process_exit.h"
+
 namespace horon::torch_backend {
 
-// For calls that come with the GIL held, as is_completed() and get_future() do, and that wait for,
-// or run, what needs other threads of this process, which may want it.
+// For calls that come with the GIL held. As pybind11's gil_scoped_release, except that a thread
+// that may not go back into Python any more stays here (process_exit.h).
+class GilReleased {
+ public:
+  GilReleased() = default;
+  ~GilReleased() { stay_if_process_exits(); }
+  GilReleased(const GilReleased&) = delete;
+  GilReleased& operator=(const GilReleased&) = delete;
+
+ private:
+  pybind11::gil_scoped_release released_;
+};
+
+// For calls that come with or without it, and that wait for, or run, what needs other threads of
+// this process, which may want it.
 class WithoutGil {
  public:
   WithoutGil() {
@@ -18,7 +33,7 @@ class WithoutGil {
   }
 
  private:
-  std::optional<pybind11::gil_scoped_release> released_;
+  std::optional<GilReleased> released_;
 };
 
 }  // namespace horon::torch_backend

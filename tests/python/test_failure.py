@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -142,6 +143,20 @@ def _exit_without_destroy(rank: int, world_size: int, how: str) -> None:
     elif how == "waiting thread" and rank == 0:
         threading.Thread(target=dist.barrier, daemon=True).start()
         time.sleep(0.2)
+    elif how == "issuing threads":
+        for _ in range(2):
+            threading.Thread(target=_issue_for_ever, args=(rank,), daemon=True).start()
+        time.sleep(0.2)
+
+
+def _issue_for_ever(rank: int) -> None:
+    # No tensor is made here: a daemon thread that makes one while the process ends is torch's own way to abort.
+    sent, received, summed = (torch.ones(1) for _ in range(3))
+    while True:
+        with contextlib.suppress(RuntimeError):
+            dist.isend(sent, 1 - rank).is_completed()
+            dist.irecv(received, 1 - rank).is_completed()
+            dist.all_reduce(summed, async_op=True).get_future()
 
 
 HOWS = [
@@ -152,6 +167,7 @@ HOWS = [
     "pending receive",
     "pending with callback",
     "waiting thread",
+    "issuing threads",
 ]
 
 
