@@ -35,7 +35,6 @@ template <typename Vector>
 [[gnu::always_inline]] inline void swap_by(std::byte* to, std::byte* shared, const std::byte* from,
                                            std::size_t bytes) {
   for (std::size_t done = 0; done < bytes; done += kLine) {
-    prefetch_for_write(shared + done + kAheadBytes, kLine);
     prefetch_for_write(to + done + kAheadBytes, kLine);
     for (std::size_t at = done; at < done + kLine; at += sizeof(Vector)) {
       Vector out;
@@ -81,11 +80,19 @@ constexpr LineKernels kAvx512{&copy_avx512<false>, &copy_avx512<true>, &swap_avx
 #endif
 constexpr LineKernels kBaseline{&copy_baseline<false>, &copy_baseline<true>, &swap_baseline};
 
-// See Note [Lines for writing].
-bool copies_ask_ahead() {
+bool is_intel() {
 #if defined(__x86_64__)
   __builtin_cpu_init();
   return __builtin_cpu_is("intel") != 0;
+#else
+  return false;
+#endif
+}
+
+// See Note [Lines for writing].
+bool copies_ask_ahead() {
+#if defined(__x86_64__)
+  return is_intel();
 #else
   return true;
 #endif
@@ -113,6 +120,11 @@ const Loops& loops() {
 }
 
 }  // namespace
+
+bool results_ask_ahead() {
+  static const bool answer = !is_intel();
+  return answer;
+}
 
 const LineKernels* line_kernels_for(InstructionSet set) {
   switch (kernels_for(set) == nullptr ? InstructionSet::kBaseline : set) {

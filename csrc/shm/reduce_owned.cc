@@ -34,17 +34,22 @@ constexpr std::uint64_t kStretchPieces = 4;
 // With two ranks four times so much, two tensors and two rings, should stay in a private cache.
 constexpr std::size_t kMostSliceBytes = std::size_t{128} * 1024;
 
+// Reduced at a time where no lines are asked for. Two ranks' blocks stay in the first-level cache.
+constexpr std::size_t kReturnBlockBytes = 4096;
+
 // Reduces into `to` and stores the result in `also_to` as well, whose lines a peer has written; in
 // blocks that stay in the first-level cache.
 void reduce_and_return(std::byte* to, InlineVector<std::byte*, 16> also_to,
                        InlineVector<const void*, 16> sources, std::uint64_t count,
                        const Request& request, const double* factors, bool is_streaming) {
-  const std::uint64_t block = kAheadBytes / request.element_bytes;
+  const bool asks_ahead = !is_streaming && results_ask_ahead();
+  const std::uint64_t block =
+      (asks_ahead ? kAheadBytes : kReturnBlockBytes) / request.element_bytes;
   for (std::uint64_t done = 0; done < count; done += block) {
     const std::uint64_t part = std::min(block, count - done);
     const std::size_t bytes = part * request.element_bytes;
     const std::uint64_t next = std::min(block, count - done - part);
-    if (!is_streaming) {
+    if (asks_ahead) {
       for (std::byte* target : also_to) {
         prefetch_for_write(target + bytes, next * request.element_bytes);
       }
