@@ -1,4 +1,4 @@
-"""csrc never includes torch, so that it compiles in seconds and its tests need none of it."""
+"""csrc never includes torch, so that it compiles in seconds and its tests need none of it; its folders are layers."""
 
 from __future__ import annotations
 
@@ -26,4 +26,31 @@ def test_csrc_includes_no_torch() -> None:
         for path in files
         for match in FORBIDDEN.finditer(path.read_text(errors="replace"))
     ]
+    assert not found, "\n".join(found)
+
+
+# Which folders of csrc a folder may include, besides itself: docs/architecture.md, Layers.
+MAY_INCLUDE = {
+    "core": {"reduce"},
+    "reduce": {"core"},
+    "cuda": {"core"},
+    "shm": {"core", "reduce"},
+    "cross": {"core", "reduce"},
+    "named": {"core", "reduce"},
+    "nccl": {"core", "cuda"},
+}
+BETWEEN_LAYERS = {("nccl/named_batch_plan.h", "named")}
+
+
+def test_folders_of_csrc_include_only_those_below() -> None:
+    csrc = ROOT / "csrc"
+    assert {path.name for path in csrc.iterdir() if path.is_dir()} == set(MAY_INCLUDE)
+    found = []
+    for path in csrc.rglob("*"):
+        if path.suffix in SUFFIXES:
+            name = path.relative_to(csrc)
+            may = MAY_INCLUDE[name.parts[0]] | {name.parts[0]}
+            for folder in re.findall(r'^\s*#\s*include\s*"(\w+)/', path.read_text(errors="replace"), re.MULTILINE):
+                if folder not in may and (str(name), folder) not in BETWEEN_LAYERS:
+                    found.append(f"{name} includes {folder}/")
     assert not found, "\n".join(found)
