@@ -215,6 +215,24 @@ def test_timeouts_out_of_range(monkeypatch: pytest.MonkeyPatch, variable: str, v
     assert caught.value.__cause__ is None and not hvd.is_initialized()
 
 
+def _unwritable_timeline(rank: int, size: int) -> None:
+    import horon.torch as hvd
+
+    with pytest.raises(ValueError, match=r"timeline can not be written to '/missing/timeline\.json'"):
+        hvd.init()
+    assert not hvd.is_initialized() and not dist.is_initialized()
+    del os.environ["HORON_TIMELINE"]
+    hvd.init()
+    assert hvd.allreduce(torch.ones(2)).tolist() == [1.0, 1.0]
+    hvd.shutdown()
+    assert not dist.is_initialized()
+
+
+def test_a_timeline_that_can_not_be_written_leaves_no_group() -> None:
+    env = {"HORON_TIMELINE": "/missing/timeline.json"}
+    assert_clean_exits(run_fresh_processes(_unwritable_timeline, 1, init=False, env=env))
+
+
 @pytest.mark.parametrize("value", ["0.001", "1e3", "315360000"])
 def test_timeouts_in_range(script: Path, value: str) -> None:
     """The clocks of stores and engines take them."""

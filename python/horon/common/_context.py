@@ -137,7 +137,7 @@ class Context:
 
         Raises:
             ValueError: A duplicate set (its index is the error's second argument), a rank outside of `comm`, a timeout
-                out of range, or nothing says where to meet.
+                out of range, nothing says where to meet, or on rank 0 a timeline that can not be written.
             RuntimeError: This process was forked from a rank, and there are others.
         """
         with self._lock:
@@ -219,7 +219,7 @@ class Context:
         store, launch = self._meet(launch, comm, process_sets, timeout)
         # Counted in the store, by each rank for itself: a restarted or reused process may have been part of others.
         generation = store.add(f"horon/generation/{launch.rank}", 1)
-        made_group = None
+        made_group = engine = None
         try:
             if not dist.is_initialized():
                 _register.registrar()
@@ -236,7 +236,10 @@ class Context:
                 timeout,
                 lambda gloo_store, rank, size: dist.ProcessGroupGloo(gloo_store, rank, size, timeout=timeout),
             )
+            _start_timeline(engine, launch.rank)
         except BaseException:
+            if engine is not None:
+                engine.shutdown()
             if made_group is not None:
                 dist.destroy_process_group()
             raise
@@ -246,7 +249,6 @@ class Context:
         self.generation = generation
         self.pending = {}
         self.allreduce, self.take = engine.calls()
-        _start_timeline(engine, launch.rank)
         self._engine, self._topology, self._made_group = engine, topology, made_group
         if made_group is not None:
             self._guard.install()

@@ -26,7 +26,8 @@ def init(comm: Sequence[int] | Any = None, process_sets: Sequence[ProcessSet] | 
             give its part of a split one. Or "dynamic", which horon does not need.
 
     Raises:
-        ValueError: A duplicate process set, a rank outside of `comm`, or nothing says where to meet.
+        ValueError: A duplicate process set, a rank outside of `comm`, nothing says where to meet, or HORON_TIMELINE is
+            a file that rank 0 can not write.
         RuntimeError: In a process forked from a rank that has called it, if there are others.
 
     Source: Horovod 0.28.1 ``init``.
