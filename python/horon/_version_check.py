@@ -6,7 +6,7 @@ from importlib import metadata
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
-_REINSTALL = "pip install --no-build-isolation --force-reinstall --no-deps horon"
+_REBUILD = "Rebuild it, in its source tree: pip install --no-build-isolation --force-reinstall --no-deps ."
 
 
 def check() -> None:
@@ -19,13 +19,10 @@ def check() -> None:
         ) from None
     running_tag = f"cp{sys.version_info.major}{sys.version_info.minor}"
     if running_tag != _build_info.PYTHON_TAG:
-        raise ImportError(
-            f"horon was built for Python {_build_info.PYTHON_TAG}, but this is {running_tag}. Rebuild it: {_REINSTALL}"
-        )
+        raise ImportError(f"horon was built for Python {_build_info.PYTHON_TAG}, but this is {running_tag}. {_REBUILD}")
     if not _has_extension():
         raise ImportError(
-            f"horon's extension, _C{EXTENSION_SUFFIXES[0]}, is missing from {Path(__file__).parent}. "
-            f"Rebuild it: {_REINSTALL}"
+            f"horon's extension, _C{EXTENSION_SUFFIXES[0]}, is missing from {Path(__file__).parent}. {_REBUILD}"
         )
     installed = installed_torch_version()
     if installed is None:
@@ -36,7 +33,7 @@ def check() -> None:
     if major_minor(installed) != major_minor(_build_info.TORCH_VERSION):
         raise ImportError(
             f"horon was built for torch {major_minor(_build_info.TORCH_VERSION)}, but torch {major_minor(installed)} "
-            f"({installed}) is installed. Rebuild it: {_REINSTALL}"
+            f"({installed}) is installed. {_REBUILD}"
         )
 
 

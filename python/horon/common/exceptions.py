@@ -35,7 +35,7 @@ class HorovodVersionMismatchError(ImportError):
     def __init__(self, name: str, version: str, installed_version: str) -> None:
         super().__init__(
             f"Framework {name} installed with version {installed_version} but found version {version}. "
-            "Rebuild horon: pip install --no-build-isolation --force-reinstall --no-deps horon"
+            "Rebuild horon, in its source tree: pip install --no-build-isolation --force-reinstall --no-deps ."
         )
         self.name = name
         self.version = version
