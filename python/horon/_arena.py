@@ -107,6 +107,7 @@ def ddp_in_arena(model: DistributedDataParallel) -> DistributedDataParallel:
         The same model.
 
     Raises:
+        TypeError: It is no ``DistributedDataParallel`` model.
         ValueError: The model is not on CPU, or its process group is not horon's.
         RuntimeError: Another communication hook is registered.
     """

@@ -146,7 +146,8 @@ class GradientReducer:
         """Sends what has not gone out, and blocks until all gradients are reduced.
 
         Raises:
-            HorovodInternalError: Ranks disagree, or one was lost. Nothing is in flight afterwards.
+            HorovodInternalError: Ranks disagree, or one was lost. Nothing is in flight afterwards, unless their layouts
+                differ: then what has gone out is over with hvd.shutdown().
         """
         if self._buckets is None:
             self._build()
