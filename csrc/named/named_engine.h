@@ -43,7 +43,6 @@
 #include <mutex>
 #include <optional>
 #include <string>
-#include <string_view>
 #include <thread>
 #include <unordered_map>
 #include <unordered_set>
@@ -211,7 +210,7 @@ class NamedEngine {
   void look_at_devices();
   bool may_poke() const;
   void report_stalls();
-  std::string with_the_dead(const std::string& reason) const;
+  std::string with_channel_failure(const std::string& reason) const;
   void fail_all(const std::string& reason);
   void fail_everything(const std::string& reason);
   std::exception_ptr failure_of(const NamedOperation& operation) const;

@@ -2,10 +2,10 @@
 // here carries out an operation.
 
 #include <algorithm>
-#include <thread>
 
 #include "core/error.h"
 #include "core/log.h"
+#include "core/who_died.h"
 #include "named/named_engine.h"
 #include "named/stall.h"
 
@@ -15,8 +15,6 @@ namespace {
 // After this time without an answer, and then as often, the coordinator is woken to watch over what
 // is announced, and wakes the others.
 constexpr std::chrono::milliseconds kPokeAfter{500};
-constexpr std::chrono::milliseconds kDeathIsSeenWithin{1000};
-constexpr std::chrono::milliseconds kBetweenLooksForTheDead{10};
 
 // With Horovod's words, which scripts look for.
 std::string shut_down_text(int rank) {
@@ -262,7 +260,7 @@ void NamedEngine::look_at_devices() {
         continue;
       }
       if (const std::string error = device->check(); !error.empty()) {
-        fail_all(with_the_dead(concat("rank ", rank_, ": ", error)));
+        fail_all(with_channel_failure(concat("rank ", rank_, ": ", error)));
         return;
       }
       is_busy = is_busy || device->is_busy();
@@ -275,16 +273,9 @@ void NamedEngine::look_at_devices() {
   has_device_work_ = is_busy;
 }
 
-// Where a device reports that a connection broke, the process at its other end may be seen to have
-// ended only a moment later, and the device does not say whose it was.
-std::string NamedEngine::with_the_dead(const std::string& reason) const {
-  const Deadline patience = Deadline::after(kDeathIsSeenWithin);
-  std::string why = channel_->failure();
-  while (why.empty() && !patience.has_passed()) {
-    std::this_thread::sleep_for(kBetweenLooksForTheDead);
-    why = channel_->failure();
-  }
-  return why.empty() ? reason : concat(reason, " (", why, ")");
+// For what a device reports; see Note [Whose connection it was].
+std::string NamedEngine::with_channel_failure(const std::string& reason) const {
+  return with_the_dead(reason, [this] { return channel_->failure(); });
 }
 
 bool NamedEngine::may_poke() const {

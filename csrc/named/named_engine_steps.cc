@@ -124,7 +124,7 @@ void NamedEngine::run_step(InterruptCheck check_interrupt) {
     const std::string reason = concat("rank ", rank_, ": ", what(), ": ", error.what());
     const bool is_on_device = !step.batch.empty() && is_gpu(step.batch.front().request->device);
     const bool is_lost = dynamic_cast<const PeerLostError*>(&error) != nullptr;
-    fail_all(is_on_device && is_lost ? with_the_dead(reason) : reason);
+    fail_all(is_on_device && is_lost ? with_channel_failure(reason) : reason);
   } catch (const std::exception& error) {
     // What a signal handler raised, where there is one; else what broke the batch.
     fail_all(concat("rank ", rank_, " gave up ", what(), ": ", error.what()));

@@ -1,11 +1,12 @@
 // CudaGroup: what the watcher's thread does.
 
 #include <algorithm>
-#include <thread>
+#include <iterator>
 
 #include "core/error.h"
 #include "core/log.h"
 #include "core/rank_list.h"
+#include "core/who_died.h"
 #include "cuda/cuda_group.h"
 #include "errors.h"
 #include "group.h"
@@ -22,7 +23,6 @@ constexpr int kLooksPerCheckup = 5;
 constexpr std::chrono::seconds kGraceAfterDeath{2};
 // How long the ranks that a timeout has struck wait for each other's reports.
 constexpr std::chrono::seconds kReportPatience{3};
-constexpr std::chrono::milliseconds kBetweenLooksAtPeers{10};
 
 }  // namespace
 
@@ -126,21 +126,15 @@ std::string CudaGroup::find_dead_peer(std::optional<int> only) const {
   return "";
 }
 
-// Note [Whose connection it was]
-// Where ranks talk over sockets, NCCL reports that a connection broke before the process at its
-// other end can be seen to have ended, and does not say whose it was.
 std::string CudaGroup::with_dead_peer(const std::string& reason) const {
   const auto group = group_.lock();
   if (!group || !group->shared()) {
     return reason;  // nobody can be seen
   }
-  const Deadline patience = Deadline::after(kGraceAfterDeath);
-  std::string dead = find_dead_peer();
-  while (dead.empty() && !patience.has_passed()) {
-    std::this_thread::sleep_for(kBetweenLooksAtPeers);
-    dead = find_dead_peer();
-  }
-  return dead.empty() ? reason : concat(reason, " (", dead, " has ended)");
+  return with_the_dead(reason, [this] {
+    const std::string dead = find_dead_peer();
+    return dead.empty() ? dead : dead + " has ended";
+  });
 }
 
 // NCCL has no arrival phase, so ranks tell each other through the store how far they have come.
