@@ -2,7 +2,6 @@
 
 #include "core/cpu_budget.h"
 #include "core/error.h"
-#include "core/futex.h"
 #include "core/rank_list.h"
 #include "shm/rank_cores.h"
 #include "shm/word_wait.h"
@@ -52,13 +51,9 @@ bool StepBoard::await_briefly(Counter counter, std::uint32_t target) {
   }
   for (int peer = 0; peer < peers_->n_ranks(); ++peer) {
     if (peer != peers_->rank && !has_reached(peer, counter, target)) {
-      CounterWord& late = word(peer, counter);
-      late.waiters.fetch_add(1, std::memory_order_seq_cst);
-      const std::uint32_t seen = late.value.load(std::memory_order_seq_cst);
-      if (static_cast<std::int32_t>(seen - target) < 0) {
-        futex_wait(late.value, seen, std::chrono::milliseconds(1));
-      }
-      late.waiters.fetch_sub(1, std::memory_order_relaxed);
+      sleep_on(
+          word(peer, counter), [&] { return has_reached(peer, counter, target); },
+          std::chrono::milliseconds(1));
       break;
     }
   }

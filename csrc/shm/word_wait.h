@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
-#include <functional>
 
 #include "core/futex.h"
 #include "core/wait_context.h"
@@ -15,11 +14,22 @@ namespace horon {
 // How long to sleep before looking whether the peer is still alive and somebody wants us back.
 inline constexpr std::chrono::milliseconds kLookAround{50};
 
+// Sleeps until `word` is changed, for at most `limit`; not at all if `ready()` by then. A Word is a
+// CounterWord or has members of the same names.
+template <typename Word, typename Ready>
+void sleep_on(Word& word, const Ready& ready, std::chrono::nanoseconds limit) {
+  word.waiters.fetch_add(1, std::memory_order_seq_cst);
+  const std::uint32_t seen = word.value.load(std::memory_order_seq_cst);
+  if (!ready()) {
+    futex_wait(word.value, seen, limit);
+  }
+  word.waiters.fetch_sub(1, std::memory_order_relaxed);
+}
+
 // Waits until `ready()`, as the policy says. Whoever makes it true changes `word` and calls
 // wake_sleepers(). Before each sleep `check()` runs, which throws to give up; so does what
 // context.check_interrupt throws. The deadline only bounds the sleeps: check() looks at it.
-// `is_over()`: stop spinning, because check() will throw. A Word is a CounterWord or has members of
-// the same names. `is_core_needed`: see WaitPolicy::spin().
+// `is_over()`: stop spinning, because check() will throw. `is_core_needed`: see WaitPolicy::spin().
 template <typename Word, typename Ready, typename IsOver, typename Check, typename IsCoreNeeded>
 void wait_for_word(Word& word, WaitPolicy& policy, const Ready& ready, const IsOver& is_over,
                    const Check& check, const WaitContext& context,
@@ -31,15 +41,9 @@ void wait_for_word(Word& word, WaitPolicy& policy, const Ready& ready, const IsO
   Clock::time_point next_interrupt_check{};
   while (!ready()) {
     check();
-    word.waiters.fetch_add(1, std::memory_order_seq_cst);
-    const std::uint32_t seen = word.value.load(std::memory_order_seq_cst);
-    if (!ready()) {
-      const auto limit = std::min<std::chrono::nanoseconds>(
-          kLookAround, std::max<std::chrono::nanoseconds>(context.deadline.remaining(),
-                                                          std::chrono::microseconds(1)));
-      futex_wait(word.value, seen, limit);
-    }
-    word.waiters.fetch_sub(1, std::memory_order_relaxed);
+    const auto left = std::max<std::chrono::nanoseconds>(context.deadline.remaining(),
+                                                         std::chrono::microseconds(1));
+    sleep_on(word, ready, std::min<std::chrono::nanoseconds>(kLookAround, left));
     const Clock::time_point now = Clock::now();
     if (next_interrupt_check == Clock::time_point{}) {
       next_interrupt_check = now + kLookAround;
