@@ -52,29 +52,29 @@ struct Alignment {
 };
 
 // The widest access to which both sides can be aligned by the same head.
-Alignment widest_access(const Range& part, const ElementSizes& sizes) {
+Alignment widest_access(const Range& range, const ElementSizes& sizes) {
   const std::uint64_t wide = std::max(sizes.source, sizes.destination);
   for (std::uint64_t access = kGrainBytes; access > wide; access /= 2) {
     const std::uint64_t elements = access / wide;
     for (std::uint64_t head = 0; head < elements; ++head) {
-      if ((part.source + head * sizes.source) % (elements * sizes.source) == 0 &&
-          (part.destination + head * sizes.destination) % (elements * sizes.destination) == 0) {
+      if ((range.source + head * sizes.source) % (elements * sizes.source) == 0 &&
+          (range.destination + head * sizes.destination) % (elements * sizes.destination) == 0) {
         return {head, access};
       }
     }
-    if (part.conversion != PackConversion::kCopy) {
+    if (range.conversion != PackConversion::kCopy) {
       break;  // the kernel has only 16 bytes and single elements of these
     }
   }
   return {0, wide};
 }
 
-void check_addresses(const Range& part) {
-  const ElementSizes sizes = sizes_of(part.conversion);  // 1 for what is copied as bytes
-  if (part.source == 0 || part.destination == 0 || part.source % sizes.source != 0 ||
-      part.destination % sizes.destination != 0) {
-    throw UsageError(concat("pack: ", part.elements, " elements go from address ", part.source,
-                            " to ", part.destination, ", expected memory that is aligned to ",
+void check_addresses(const Range& range) {
+  const ElementSizes sizes = sizes_of(range.conversion);  // 1 for what is copied as bytes
+  if (range.source == 0 || range.destination == 0 || range.source % sizes.source != 0 ||
+      range.destination % sizes.destination != 0) {
+    throw UsageError(concat("pack: ", range.elements, " elements go from address ", range.source,
+                            " to ", range.destination, ", expected memory that is aligned to ",
                             sizes.source, " and ", sizes.destination,
                             " bytes. Pass a contiguous copy of the tensor."));
   }
@@ -84,23 +84,23 @@ class Planner {
  public:
   explicit Planner(const PackOptions& options) : options_(options) {}
 
-  void add(Range part) {
-    if (part.elements == 0) {
+  void add(Range range) {
+    if (range.elements == 0) {
       return;
     }
-    check_addresses(part);
-    const ElementSizes sizes = sizes_of(part.conversion);
-    const Alignment alignment = widest_access(part, sizes);
-    const std::uint64_t head = std::min(alignment.head, part.elements);
+    check_addresses(range);
+    const ElementSizes sizes = sizes_of(range.conversion);
+    const Alignment alignment = widest_access(range, sizes);
+    const std::uint64_t head = std::min(alignment.head, range.elements);
     if (head > 0) {
-      Range first = part;
+      Range first = range;
       first.elements = head;
-      first.access_bytes = static_cast<std::uint8_t>(wide_bytes(part.conversion));
+      first.access_bytes = static_cast<std::uint8_t>(wide_bytes(range.conversion));
       place(first);
-      advance(part, head, sizes);
+      advance(range, head, sizes);
     }
-    part.access_bytes = static_cast<std::uint8_t>(alignment.access_bytes);
-    place_divided(part, sizes);
+    range.access_bytes = static_cast<std::uint8_t>(alignment.access_bytes);
+    place_divided(range, sizes);
   }
 
   std::vector<PackLaunch> finish() {
@@ -118,35 +118,35 @@ class Planner {
            launches_.back().header.n_grains == kMaxGrains;
   }
 
-  static void advance(Range& part, std::uint64_t elements, const ElementSizes& sizes) {
-    part.source += elements * sizes.source;
-    part.destination += elements * sizes.destination;
-    part.elements -= elements;
+  static void advance(Range& range, std::uint64_t elements, const ElementSizes& sizes) {
+    range.source += elements * sizes.source;
+    range.destination += elements * sizes.destination;
+    range.elements -= elements;
   }
 
-  // A part may be longer than what is left of the axis of a launch, or than a whole one.
-  void place_divided(Range part, const ElementSizes& sizes) {
-    while (part.elements > 0) {
+  // A range may be longer than what is left of the axis of a launch, or than a whole one.
+  void place_divided(Range range, const ElementSizes& sizes) {
+    while (range.elements > 0) {
       const std::uint64_t room =
           needs_launch() ? kMaxGrains : kMaxGrains - launches_.back().header.n_grains;
-      Range piece = part;
+      Range piece = range;
       piece.elements =
-          std::min(part.elements, room * std::uint64_t{elements_per_grain(part.conversion)});
+          std::min(range.elements, room * std::uint64_t{elements_per_grain(range.conversion)});
       place(piece);
-      advance(part, piece.elements, sizes);
+      advance(range, piece.elements, sizes);
     }
   }
 
-  void place(const Range& part) {
-    const std::uint64_t per_grain = elements_per_grain(part.conversion);
-    const std::uint64_t grains = (part.elements + per_grain - 1) / per_grain;
+  void place(const Range& range) {
+    const std::uint64_t per_grain = elements_per_grain(range.conversion);
+    const std::uint64_t grains = (range.elements + per_grain - 1) / per_grain;
     if (needs_launch() || launches_.back().header.n_grains + grains > kMaxGrains) {
       launches_.emplace_back();
     }
     PackLaunch& launch = launches_.back();
-    const std::uint64_t last = part.elements - (grains - 1) * per_grain;
-    launch.parts.push_back({part.source, part.destination, launch.header.n_grains, part.conversion,
-                            part.access_bytes, static_cast<std::uint8_t>(last)});
+    const std::uint64_t last = range.elements - (grains - 1) * per_grain;
+    launch.parts.push_back({range.source, range.destination, launch.header.n_grains,
+                            range.conversion, range.access_bytes, static_cast<std::uint8_t>(last)});
     launch.header.n_grains += static_cast<std::uint32_t>(grains);
   }
 
@@ -209,15 +209,15 @@ std::vector<PackLaunch> plan_pack(PackDirection direction, const std::vector<Pac
   for (const PackTensor& tensor : tensors) {
     const bool packs = direction == PackDirection::kPack;
     const std::uint64_t in_buffer = buffer_address + tensor.buffer_offset;
-    Range part;
-    part.conversion =
+    Range range;
+    range.conversion =
         conversion_between(packs ? tensor.dtype : tensor.buffer_dtype,
                            packs ? tensor.buffer_dtype : tensor.dtype, options.factor);
-    part.source = packs ? tensor.address : in_buffer;
-    part.destination = packs ? in_buffer : tensor.address;
-    part.elements = tensor.elements *
-                    (part.conversion == PackConversion::kCopy ? element_bytes(tensor.dtype) : 1);
-    planner.add(part);
+    range.source = packs ? tensor.address : in_buffer;
+    range.destination = packs ? in_buffer : tensor.address;
+    range.elements = tensor.elements *
+                     (range.conversion == PackConversion::kCopy ? element_bytes(tensor.dtype) : 1);
+    planner.add(range);
   }
   return planner.finish();
 }
@@ -226,12 +226,12 @@ std::vector<PackLaunch> plan_copies(const std::vector<ByteCopy>& copies,
                                     const PackOptions& options) {
   Planner planner(options);
   for (const ByteCopy& copy : copies) {
-    Range part;
-    part.conversion = PackConversion::kCopy;
-    part.source = copy.source;
-    part.destination = copy.destination;
-    part.elements = copy.bytes;
-    planner.add(part);
+    Range range;
+    range.conversion = PackConversion::kCopy;
+    range.source = copy.source;
+    range.destination = copy.destination;
+    range.elements = copy.bytes;
+    planner.add(range);
   }
   return planner.finish();
 }
