@@ -227,9 +227,9 @@ std::size_t header_bytes(const Header& header, int n_ranks) {
   return sizeof(Header) + (header.has_counts != 0 ? (counts_bytes(n_ranks) + 63) / 64 * 64 : 0);
 }
 
-void write_header(std::byte* slot, const Header& header, const Request& request, int n_ranks) {
-  std::memcpy(slot, &header, sizeof(Header));
-  std::byte* rest = slot + sizeof(Header);
+void write_header(std::byte* at, const Header& header, const Request& request, int n_ranks) {
+  std::memcpy(at, &header, sizeof(Header));
+  std::byte* rest = at + sizeof(Header);
   if (header.is_refused != 0) {
     const std::size_t length = std::min(request.refusal.size(), kRefusalBytes - 1);
     std::memcpy(rest, request.refusal.data(), length);
@@ -241,14 +241,14 @@ void write_header(std::byte* slot, const Header& header, const Request& request,
   }
 }
 
-HeaderView read_header(const std::byte* slot, int n_ranks) {
+HeaderView read_header(const std::byte* at, int n_ranks) {
   HeaderView view;
-  view.header = reinterpret_cast<const Header*>(slot);
-  const std::byte* rest = slot + sizeof(Header);
+  view.header = reinterpret_cast<const Header*>(at);
+  const std::byte* rest = at + sizeof(Header);
   view.send_counts = reinterpret_cast<const std::uint64_t*>(rest);
   view.recv_counts = view.send_counts + n_ranks;
   view.refusal = reinterpret_cast<const char*>(rest);
-  view.inline_data = slot + header_bytes(*view.header, n_ranks);
+  view.inline_data = at + header_bytes(*view.header, n_ranks);
   return view;
 }
 

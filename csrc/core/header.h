@@ -41,7 +41,7 @@ struct Header {
   std::uint8_t type_code = 0;
   std::uint8_t element_bytes = 1;
   std::uint8_t has_counts = 0;
-  // The published stream is in the slot itself, right behind the counts.
+  // The published stream lies right behind the counts.
   std::uint8_t is_inline = 0;
   std::uint8_t is_refused = 0;
   std::uint8_t reserved[4] = {};  // no padding: equal headers are equal bytes
@@ -49,7 +49,7 @@ struct Header {
 static_assert(sizeof(Header) == 64);
 static_assert(std::is_trivially_copyable_v<Header>);
 
-// A header with the vectors that follow it. Views; valid as long as the slot is.
+// A header with the vectors that follow it. Views; valid as long as what they were read from.
 struct HeaderView {
   const Header* header = nullptr;
   const std::uint64_t* send_counts = nullptr;  // n entries when has_counts
@@ -74,10 +74,10 @@ std::size_t header_bytes(int n_ranks);
 // Bytes of this header with what it has of counts and refusal; the inline data follows.
 std::size_t header_bytes(const Header& header, int n_ranks);
 
-// Writes header, counts and refusal at `slot` (header_bytes(n_ranks) long).
-void write_header(std::byte* slot, const Header& header, const Request& request, int n_ranks);
+// Writes header, counts and refusal at `at` (header_bytes(n_ranks) long).
+void write_header(std::byte* at, const Header& header, const Request& request, int n_ranks);
 
-// The inverse: views into `slot`.
-HeaderView read_header(const std::byte* slot, int n_ranks);
+// The inverse: views into what lies at `at`.
+HeaderView read_header(const std::byte* at, int n_ranks);
 
 }  // namespace horon

@@ -1,7 +1,7 @@
 // Collectives whose data lies in the ranks' arenas: read where it is, no copies through buffers.
 //
 // Note [Arena collectives]
-// A rank that brings more than fits into its slot says in the header where in its arena its data
+// A rank that brings more than travels with its header says in it where in its arena its data
 // lies. When all such data can be reached by all ranks, each rank does its share right in the
 // others' memory:
 // - all_reduce and reduce: the owner of a slice reads it from all n tensors, folds in rank order,
