@@ -101,6 +101,22 @@ std::uint64_t digest(std::uint64_t seed, const at::Tensor& tensor) {
   return fold_in(fold_in(seed, static_cast<std::uint64_t>(tensor.scalar_type())), count_of(tensor));
 }
 
+// Of a call with one input for each output. Returns a digest of one rank's parts, which are the
+// inputs or the outputs.
+std::uint64_t check_pairs(OpKind kind, const TensorList& outputs, const TensorList& inputs,
+                          const TensorList& parts) {
+  TORCH_CHECK_VALUE(outputs.size() == inputs.size(), "horon: ", name(kind), ": ", inputs.size(),
+                    " inputs but ", outputs.size(), " outputs.");
+  require_some(kind, inputs);
+  std::uint64_t batch = inputs.size();
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    check_tensor(inputs[i], kind);
+    check_writable(outputs[i], kind);
+    batch = digest(batch, parts[i]);
+  }
+  return batch;
+}
+
 }  // namespace
 
 Request RequestBuilder::start(OpKind kind, const at::Tensor& tensor) const {
@@ -274,16 +290,8 @@ Collective RequestBuilder::all_gather(const TensorList& outputs, const at::Tenso
 
 Collective RequestBuilder::all_gather_single(OpKind kind, const TensorList& outputs,
                                              const TensorList& inputs) const {
-  TORCH_CHECK_VALUE(outputs.size() == inputs.size(), "horon: ", name(kind), ": ", inputs.size(),
-                    " inputs but ", outputs.size(), " outputs.");
-  require_some(kind, inputs);
+  const std::uint64_t batch = check_pairs(kind, outputs, inputs, inputs);
   Collective collective;
-  std::uint64_t batch = inputs.size();
-  for (std::size_t i = 0; i < inputs.size(); ++i) {
-    check_tensor(inputs[i], kind);
-    check_writable(outputs[i], kind);
-    batch = digest(batch, inputs[i]);
-  }
   const PerRank<ConstSpan> memory = memory_of_all(inputs);
   const SpanIndex read(memory);
   for (std::size_t i = 0; i < inputs.size(); ++i) {
@@ -432,16 +440,8 @@ Collective RequestBuilder::reduce_scatter(const at::Tensor& output, const Tensor
 Collective RequestBuilder::reduce_scatter_single(OpKind kind, const TensorList& outputs,
                                                  const TensorList& inputs,
                                                  const Reduction& reduction) const {
-  TORCH_CHECK_VALUE(outputs.size() == inputs.size(), "horon: ", name(kind), ": ", inputs.size(),
-                    " inputs but ", outputs.size(), " outputs.");
-  require_some(kind, inputs);
+  const std::uint64_t batch = check_pairs(kind, outputs, inputs, outputs);
   Collective collective;
-  std::uint64_t batch = inputs.size();
-  for (std::size_t i = 0; i < inputs.size(); ++i) {
-    check_tensor(inputs[i], kind);
-    check_writable(outputs[i], kind);
-    batch = digest(batch, outputs[i]);
-  }
   const PerRank<ConstSpan> memory = memory_of_all(inputs);
   const SpanIndex read(memory);
   for (std::size_t i = 0; i < inputs.size(); ++i) {

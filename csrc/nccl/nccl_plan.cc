@@ -11,6 +11,9 @@ namespace {
 // An all-reduce of one element is a barrier.
 constexpr std::size_t kBarrierBytes = 4;
 
+// What is only moved.
+constexpr NcclReduction kAsBytes{.dtype = NcclDataType::kUint8};
+
 bool is_gather_to_all(OpKind kind) {
   return kind == OpKind::kAllGather || kind == OpKind::kAllGatherSingle ||
          kind == OpKind::kAllGatherCoalesced;
@@ -96,9 +99,7 @@ class RequestPlanner {
   }
 
   void move(NcclFunction function, const void* send, void* recv, std::uint64_t bytes, int peer) {
-    NcclReduction as_bytes;
-    as_bytes.dtype = NcclDataType::kUint8;
-    add(function, send, recv, bytes, as_bytes, peer);
+    add(function, send, recv, bytes, kAsBytes, peer);
   }
 
   NcclReduction reduction() const {
@@ -275,23 +276,11 @@ NcclPlan plan_nccl(const std::vector<Request>& requests, const NcclPlace& place)
 }
 
 NcclCall plan_send(const ConstSpan& message, int peer) {
-  NcclCall call;
-  call.function = NcclFunction::kSend;
-  call.send = message.data;
-  call.count = message.bytes;
-  call.reduction.dtype = NcclDataType::kUint8;
-  call.peer = peer;
-  return call;
+  return {NcclFunction::kSend, message.data, nullptr, message.bytes, kAsBytes, peer};
 }
 
 NcclCall plan_recv(const Span& message, int peer) {
-  NcclCall call;
-  call.function = NcclFunction::kRecv;
-  call.recv = message.data;
-  call.count = message.bytes;
-  call.reduction.dtype = NcclDataType::kUint8;
-  call.peer = peer;
-  return call;
+  return {NcclFunction::kRecv, nullptr, message.data, message.bytes, kAsBytes, peer};
 }
 
 }  // namespace horon
