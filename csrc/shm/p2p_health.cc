@@ -10,6 +10,54 @@ namespace {
 
 constexpr std::chrono::seconds kBufferedAfter{1};
 
+enum class Fate { kHere, kLeft, kDied };
+
+// What has become of the ranks.
+struct Fates {
+  std::vector<Fate> of;  // by rank
+  std::string died;      // who, for messages
+  bool is_alone = true;  // nobody else is here
+};
+
+Fates look_at_peers(const Segment& segment, const Peers& peers) {
+  Fates fates;
+  fates.of.resize(peers.peers.size(), Fate::kHere);
+  for (int peer = 0; peer < peers.n_ranks(); ++peer) {
+    const auto index = static_cast<std::size_t>(peer);
+    if (segment.words(peer).departed.load(std::memory_order_acquire) != 0) {
+      fates.of[index] = Fate::kLeft;
+    } else if (has_ended(peers.peers[index].liveness_fd.get())) {
+      fates.of[index] = Fate::kDied;
+      fates.died += (fates.died.empty() ? "" : ", ") + peers.describe(peer);
+    } else if (peer != peers.rank) {
+      fates.is_alone = false;
+    }
+  }
+  return fates;
+}
+
+// Why an operation that needs `peer` can not go on; null when it can.
+std::exception_ptr verdict(const P2pOp& op, int peer, const Fates& fates, const Peers& peers) {
+  std::string lost;
+  if (peer == kAnySource) {
+    if (!fates.died.empty()) {
+      lost = fates.died + " died";
+    } else if (fates.is_alone) {
+      lost = "all other ranks left the group";
+    }
+  } else if (const Fate fate = fates.of[static_cast<std::size_t>(peer)]; fate != Fate::kHere) {
+    lost = concat(peers.describe(peer), fate == Fate::kLeft ? " left the group" : " died");
+  }
+  if (!lost.empty()) {
+    return std::make_exception_ptr(PeerLostError(concat(op.describe(), ": ", lost, ".")));
+  }
+  if (op.deadline.has_passed()) {
+    return std::make_exception_ptr(TimeoutError(
+        concat(op.describe(), ": Timed out waiting ", op.deadline.timeout().count(), "ms")));
+  }
+  return nullptr;
+}
+
 }  // namespace
 
 void P2pEngine::look_around() {
@@ -18,46 +66,12 @@ void P2pEngine::look_around() {
     closed_ = segment_->poison_text();
     return;
   }
-  enum class Fate { kHere, kLeft, kDied };
-  std::vector<Fate> fates(peers_->peers.size(), Fate::kHere);
-  std::string died;
-  int others_here = 0;
-  for (int peer = 0; peer < peers_->n_ranks(); ++peer) {
-    Fate& fate = fates[static_cast<std::size_t>(peer)];
-    if (segment_->words(peer).departed.load(std::memory_order_acquire) != 0) {
-      fate = Fate::kLeft;
-    } else if (has_ended(peers_->peers[static_cast<std::size_t>(peer)].liveness_fd.get())) {
-      fate = Fate::kDied;
-      died += (died.empty() ? "" : ", ") + peers_->describe(peer);
-    }
-    others_here += peer != peers_->rank && fate == Fate::kHere ? 1 : 0;
-  }
+  const Fates fates = look_at_peers(*segment_, *peers_);
   pump();  // what they sent before they went still counts
 
-  // Nothing when the operation can go on. `peer` is who it needs.
-  const auto verdict = [&](const P2pOp& op, int peer) -> std::exception_ptr {
-    std::string lost;
-    if (peer == kAnySource) {
-      if (!died.empty()) {
-        lost = died + " died";
-      } else if (others_here == 0) {
-        lost = "all other ranks left the group";
-      }
-    } else if (const Fate fate = fates[static_cast<std::size_t>(peer)]; fate != Fate::kHere) {
-      lost = concat(peers_->describe(peer), fate == Fate::kLeft ? " left the group" : " died");
-    }
-    if (!lost.empty()) {
-      return std::make_exception_ptr(PeerLostError(concat(op.describe(), ": ", lost, ".")));
-    }
-    if (op.deadline.has_passed()) {
-      return std::make_exception_ptr(TimeoutError(
-          concat(op.describe(), ": Timed out waiting ", op.deadline.timeout().count(), "ms")));
-    }
-    return nullptr;
-  };
   std::string poison;
   const auto judge = [&](const Op& op, int peer) {
-    const std::exception_ptr error = verdict(*op, peer);
+    const std::exception_ptr error = verdict(*op, peer, fates, *peers_);
     if (error) {
       if (op->deadline.has_passed()) {
         poison = concat("rank ", peers_->rank, ": ", op->describe(), " timed out");
@@ -84,8 +98,8 @@ void P2pEngine::look_around() {
     stream = judge(stream->second, sender) ? streams_.erase(stream) : std::next(stream);
   }
   // Messages to the dead are never read.
-  for (std::size_t peer = 0; peer < fates.size(); ++peer) {
-    if (fates[peer] != Fate::kHere) {
+  for (std::size_t peer = 0; peer < fates.of.size(); ++peer) {
+    if (fates.of[peer] != Fate::kHere) {
       outgoing_[peer].control.clear();
     }
   }

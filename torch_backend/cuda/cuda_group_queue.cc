@@ -3,7 +3,6 @@
 #include <c10/cuda/CUDAGuard.h>
 
 #include <algorithm>
-#include <iterator>
 
 #include "append.h"
 #include "cuda/cuda_group.h"
@@ -40,6 +39,19 @@ std::vector<std::vector<Request>> by_float8(std::vector<Request>& requests) {
     alike->push_back(std::move(request));
   }
   return lists;
+}
+
+// Adds what the collectives' views point into.
+void keep_memory_of(std::vector<Collective>& collectives, std::vector<at::Tensor>& kept) {
+  for (Collective& collective : collectives) {
+    append(kept, collective.kept_alive);
+    for (const auto& [stand_in, user_tensor] : collective.copy_in) {
+      kept.push_back(stand_in);
+    }
+    for (const auto& [user_tensor, stand_in] : collective.copy_back) {
+      kept.push_back(stand_in);
+    }
+  }
 }
 
 }  // namespace
@@ -87,15 +99,7 @@ DeviceSide::WorkPtr CudaGroup::queue(CudaLane& lane, Batch batch, const DeviceCa
   if (stream != caller) {
     append(kept, batch.inputs);
     kept.insert(kept.end(), batch.outputs.begin(), batch.outputs.end());
-    for (Collective& collective : batch.collectives) {
-      append(kept, collective.kept_alive);
-      for (const auto& [stand_in, user_tensor] : collective.copy_in) {
-        kept.push_back(stand_in);
-      }
-      for (const auto& [user_tensor, stand_in] : collective.copy_back) {
-        kept.push_back(stand_in);
-      }
-    }
+    keep_memory_of(batch.collectives, kept);
   }
   const CudaOperation::Origin origin{call.name(), call.sequence, next_completion_key(), deadline};
   const auto operation = std::make_shared<CudaOperation>(
