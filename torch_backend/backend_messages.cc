@@ -162,7 +162,7 @@ void check_message(const std::vector<at::Tensor>& tensors, int tag, bool is_send
   check_device(tensor, operation);
   check_memory(tensor, operation);
   if (!is_send) {
-    check_writable(tensor, OpKind::kBroadcast);
+    check_elements_apart(tensor, operation);
   }
 }
 

@@ -123,7 +123,11 @@ void check_device(const at::Tensor& tensor, const char* operation) {
 
 void check_writable(const at::Tensor& tensor, OpKind kind) {
   check_tensor(tensor, kind);
-  TORCH_CHECK(!may_overlap(tensor), "horon: ", name(kind),
+  check_elements_apart(tensor, name(kind));
+}
+
+void check_elements_apart(const at::Tensor& tensor, const char* operation) {
+  TORCH_CHECK(!may_overlap(tensor), "horon: ", operation,
               ": elements of an output tensor of sizes ", tensor.sizes(), " and strides ",
               tensor.strides(), " share memory. Call .contiguous() or .clone() first.");
 }

@@ -59,6 +59,8 @@ void check_tensor(const at::Tensor& tensor, OpKind kind);
 void check_device(const at::Tensor& tensor, const char* operation);
 // The same for a tensor that will be written: elements must not share memory.
 void check_writable(const at::Tensor& tensor, OpKind kind);
+// The part of it about the elements.
+void check_elements_apart(const at::Tensor& tensor, const char* operation);
 
 // Adds a contiguous, readable form of `tensor` to the collective and returns a view of it, to be
 // read after prepare(). Throws where other tensors of the collective are on another device.
