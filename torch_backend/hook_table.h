@@ -9,6 +9,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <utility>
 
 #include "core/error.h"
 #include "core/log.h"
@@ -55,11 +56,12 @@ class HookTable {
 
   template <typename Change>
   void change(const Change& change) {
+    std::shared_ptr<const Table> old;  // goes without the lock: what hooks hold may be anything
     const std::lock_guard lock(mutex_);
     auto table = hooks_ ? std::make_shared<Table>(*hooks_) : std::make_shared<Table>();
     change(*table);
     count_.store(table->size(), std::memory_order_relaxed);
-    hooks_ = std::move(table);
+    old = std::exchange(hooks_, std::move(table));
   }
 
   mutable std::mutex mutex_;
