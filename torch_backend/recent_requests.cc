@@ -1,7 +1,5 @@
 #include "recent_requests.h"
 
-#include <algorithm>
-
 namespace horon::torch_backend {
 namespace {
 

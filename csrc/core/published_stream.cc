@@ -1,8 +1,5 @@
 #include "core/published_stream.h"
 
-#include <algorithm>
-#include <cstring>
-
 namespace horon {
 
 std::uint64_t published_bytes(const Request& request, int rank, int n_ranks) {

@@ -7,7 +7,6 @@
 // poison, or a connection that broke without a goodbye. Who attends only meets the queues.
 #pragma once
 
-#include <array>
 #include <atomic>
 #include <deque>
 #include <memory>

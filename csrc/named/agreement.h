@@ -13,14 +13,12 @@
 // are remembered for a while only, so that memory does not grow with them.
 #pragma once
 
-#include <cstdint>
 #include <list>
 #include <map>
 #include <memory>
 #include <string>
 #include <unordered_map>
 #include <unordered_set>
-#include <utility>
 #include <vector>
 
 #include "core/deadline.h"

@@ -3,8 +3,6 @@
 
 #include <cstdint>
 #include <exception>
-#include <functional>
-#include <string>
 #include <vector>
 
 #include "core/request.h"

@@ -1,7 +1,6 @@
 #include "named/wire.h"
 
 #include <bit>
-#include <cstring>
 
 #include "core/error.h"
 

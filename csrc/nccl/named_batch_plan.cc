@@ -1,7 +1,5 @@
 #include "nccl/named_batch_plan.h"
 
-#include <algorithm>
-
 #include "core/error.h"
 #include "nccl/scaling.h"
 #include "nccl/scratch_room.h"

@@ -24,9 +24,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <mutex>
-#include <string>
 #include <vector>
 
 #include "shm/mapping.h"

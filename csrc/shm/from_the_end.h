@@ -7,7 +7,6 @@
 // hardware looks ahead. What is not in the caches takes the same time either way.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 
 namespace horon {

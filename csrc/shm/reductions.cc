@@ -1,7 +1,6 @@
 // ShmTransport: reductions of small messages, and reduce-scatter.
 
 #include <algorithm>
-#include <cstring>
 
 #include "core/published_stream.h"
 #include "reduce/reduce.h"

@@ -19,8 +19,6 @@
 #include <sched.h>
 #include <sys/resource.h>
 
-#include <cstdint>
-
 #include "core/deadline.h"
 #include "core/wait_trust.h"
 #include "shm/empty_yields.h"

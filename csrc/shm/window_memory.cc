@@ -1,6 +1,5 @@
 #include "shm/window_memory.h"
 
-#include <cstring>
 #include <new>
 
 #include "core/fork_guard.h"

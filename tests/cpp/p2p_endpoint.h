@@ -1,10 +1,8 @@
 // One rank of a group as point-to-point tests use it.
 #pragma once
 
-#include <atomic>
 #include <future>
 #include <memory>
-#include <random>
 #include <vector>
 
 #include "rank_threads.h"

@@ -1,6 +1,5 @@
 #include "shm/arena_collectives.h"
 
-#include <atomic>
 #include <cstring>
 #include <map>
 

@@ -1,7 +1,6 @@
 #include "nccl/communicator.h"
 
 #include <future>
-#include <thread>
 
 #include "catch.h"
 #include "fake_nccl.h"

@@ -1,7 +1,6 @@
 #include "shm/data_ring.h"
 
 #include <optional>
-#include <random>
 
 #include "catch.h"
 

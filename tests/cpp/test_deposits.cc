@@ -1,7 +1,6 @@
 #include "shm/deposits.h"
 
 #include <cstring>
-#include <deque>
 #include <memory>
 #include <random>
 

@@ -4,7 +4,6 @@
 #include <functional>
 #include <future>
 #include <memory>
-#include <mutex>
 #include <random>
 #include <vector>
 

@@ -1,8 +1,6 @@
 #include "shm/line_copies.h"
 
 #include <algorithm>
-#include <cstring>
-#include <random>
 #include <vector>
 
 #include "catch.h"

@@ -1,9 +1,7 @@
-#include <algorithm>
 #include <deque>
 #include <map>
 #include <numeric>
 #include <random>
-#include <set>
 
 #include "catch.h"
 #include "core/error.h"

@@ -1,6 +1,5 @@
 // The named engine with operations on devices, on GPUs that are host memory.
 
-#include <atomic>
 #include <chrono>
 #include <map>
 #include <memory>

@@ -1,5 +1,4 @@
 // Who moves messages: callers that wait, and the background thread.
-#include <atomic>
 
 #include "catch.h"
 #include "p2p_endpoint.h"

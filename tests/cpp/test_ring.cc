@@ -1,6 +1,5 @@
 #include "shm/ring.h"
 
-#include <cstring>
 #include <deque>
 #include <random>
 

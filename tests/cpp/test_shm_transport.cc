@@ -1,7 +1,5 @@
 #include "shm/shm_transport.h"
 
-#include <atomic>
-
 #include "catch.h"
 #include "transport_suite.h"
 

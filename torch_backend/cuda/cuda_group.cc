@@ -4,7 +4,6 @@
 #include <c10/cuda/CUDAGuard.h>
 
 #include <algorithm>
-#include <iterator>
 
 #include "append.h"
 #include "core/error.h"
