@@ -13,6 +13,7 @@
 #include "finished_work.h"
 #include "group.h"
 #include "nccl/fused_all_reduce.h"
+#include "process_exit.h"
 #include "tensor_memory.h"
 
 namespace horon::torch_backend {
