@@ -9,6 +9,7 @@
 #include <sstream>
 #include <thread>
 
+#include "core/cgroup_line.h"
 #include "core/error.h"
 
 namespace horon {
@@ -47,28 +48,21 @@ double tightest_quota(const std::string& mount, std::string path,
   return found;
 }
 
-bool lists_cpu(const std::string& controllers) {
-  return concat(',', controllers, ',').find(",cpu,") != std::string::npos;
-}
-
 }  // namespace
 
 double cgroup_quota(const std::string& membership, const std::string& mount) {
   std::ifstream file(membership);
   std::string line;
   double found = 0;
-  while (std::getline(file, line)) {  // "4:cpu,cpuacct:/path", or version 2's "0::/path"
-    const std::size_t first = line.find(':');
-    const std::size_t second = first == std::string::npos ? first : line.find(':', first + 1);
-    if (second == std::string::npos || line.compare(second + 1, 1, "/") != 0) {
+  while (std::getline(file, line)) {
+    const CgroupLine cgroup = parse_cgroup_line(line);
+    if (cgroup.path.empty()) {
       continue;
     }
-    const std::string controllers = line.substr(first + 1, second - first - 1);
-    const std::string path = line.substr(second + 1);
-    if (controllers.empty()) {
-      found = tightest(found, tightest_quota(mount, path, quota_v2));
-    } else if (lists_cpu(controllers)) {
-      found = tightest(found, tightest_quota(mount + "/cpu", path, quota_v1));
+    if (cgroup.controllers.empty()) {
+      found = tightest(found, tightest_quota(mount, cgroup.path, quota_v2));
+    } else if (cgroup.has_controller("cpu")) {
+      found = tightest(found, tightest_quota(mount + "/cpu", cgroup.path, quota_v1));
     }
   }
   return found;

@@ -1,9 +1,11 @@
 #include "shm/memory_limit.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <fstream>
 #include <vector>
 
+#include "core/cgroup_line.h"
 #include "core/error.h"
 
 namespace horon {
@@ -19,41 +21,80 @@ std::optional<std::uint64_t> read_number(const std::string& path) {
   return std::nullopt;
 }
 
-// Path of this process's cgroup (v2), "" when unknown.
-std::string cgroup_path() {
-  std::ifstream file("/proc/self/cgroup");
-  std::string line;
-  while (std::getline(file, line)) {
-    if (line.rfind("0::", 0) == 0) {
-      return "/sys/fs/cgroup" + line.substr(3);
-    }
-  }
-  return "";
+// A directory of a cgroup that may limit memory, and what its files are called there.
+struct MemoryCgroup {
+  std::string path;
+  const char* limit;
+  const char* usage;
+  const char* description;
+
+  std::optional<std::uint64_t> limit_bytes() const { return read_number(path + limit); }
+};
+
+MemoryCgroup version_1(const std::string& path) {
+  return {path, "/memory.limit_in_bytes", "/memory.usage_in_bytes", "the cgroup's memory limit"};
 }
 
-// Page cache counts as usage but is given back under pressure.
+MemoryCgroup version_2(const std::string& path) {
+  return {path, "/memory.max", "/memory.current", "the cgroup's memory.max"};
+}
+
+// The cgroup and all above it, whose limits count, too. In a container the mount may begin at the
+// container's own cgroup, while the path is that of the host.
+void add_levels(const std::string& mount, std::string path,
+                MemoryCgroup (*cgroup_at)(const std::string&), std::vector<MemoryCgroup>* cgroups) {
+  while (!path.empty()) {
+    cgroups->push_back(cgroup_at(mount + path));
+    path.resize(path.rfind('/'));  // the parent; "" above the root's children
+  }
+  cgroups->push_back(cgroup_at(mount));
+}
+
+// All that this process is in.
+std::vector<MemoryCgroup> memory_cgroups(const CgroupFiles& files) {
+  std::vector<MemoryCgroup> cgroups;
+  std::ifstream file(files.membership);
+  std::string line;
+  std::string path_1;
+  while (std::getline(file, line)) {  // "4:memory:/path", or version 2's "0::/path"
+    const CgroupLine cgroup = parse_cgroup_line(line);
+    if (cgroup.controllers.empty() && !cgroup.path.empty()) {
+      add_levels(files.mount, cgroup.path, version_2, &cgroups);
+    } else if (cgroup.has_controller("memory")) {
+      path_1 = cgroup.path;
+    }
+  }
+  // Also where the membership does not say: a container may hide it.
+  add_levels(files.mount + "/memory", path_1, version_1, &cgroups);
+  return cgroups;
+}
+
+// Page cache counts as usage but is given back under pressure. Version 1 counts the cgroups below
+// in other lines of the file, which begin with "total_".
 std::uint64_t reclaimable_bytes(const std::string& path) {
   std::ifstream file(path + "/memory.stat");
   std::string name;
   std::uint64_t value = 0;
-  std::uint64_t total = 0;
+  std::uint64_t own = 0;
+  std::uint64_t with_those_below = 0;
   while (file >> name >> value) {
     if (name == "inactive_file" || name == "active_file") {
-      total += value;
+      own += value;
+    } else if (name == "total_inactive_file" || name == "total_active_file") {
+      with_those_below += value;
     }
   }
-  return total;
+  return std::max(own, with_those_below);
 }
 
 // Nothing when the limit or the usage is not known.
-std::optional<std::uint64_t> left_below_limit(const std::string& path, const char* limit_name,
-                                              const char* usage_name) {
-  const auto limit = read_number(path + limit_name);
-  auto usage = read_number(path + usage_name);
+std::optional<std::uint64_t> left_below_limit(const MemoryCgroup& cgroup) {
+  const auto limit = cgroup.limit_bytes();
+  auto usage = read_number(cgroup.path + cgroup.usage);
   if (!limit || !usage) {
     return std::nullopt;
   }
-  const std::uint64_t reclaimable = reclaimable_bytes(path);
+  const std::uint64_t reclaimable = reclaimable_bytes(cgroup.path);
   *usage -= *usage > reclaimable ? reclaimable : *usage;
   return *limit > *usage ? *limit - *usage : 0;
 }
@@ -80,31 +121,14 @@ std::optional<std::string> compare(std::size_t bytes, std::uint64_t free_bytes, 
   return concat(bytes, " bytes are needed and ", free_bytes, " are left of ", what, ".");
 }
 
-// Directories of this process's cgroup (v2) and of all above it.
-std::vector<std::string> cgroup_levels() {
-  std::vector<std::string> levels;
-  for (std::string path = cgroup_path(); path.size() >= sizeof("/sys/fs/cgroup") - 1;
-       path.resize(path.rfind('/'))) {
-    levels.push_back(path);
-  }
-  return levels;
-}
-
 }  // namespace
 
-std::optional<std::string> why_memory_is_short(std::size_t bytes) {
-  // The limit of every level above counts, too.
-  for (const std::string& path : cgroup_levels()) {
-    if (const auto left = left_below_limit(path, "/memory.max", "/memory.current")) {
-      if (auto refusal = compare(bytes, *left, "the cgroup's memory.max")) {
+std::optional<std::string> why_memory_is_short(std::size_t bytes, const CgroupFiles& files) {
+  for (const MemoryCgroup& cgroup : memory_cgroups(files)) {
+    if (const auto left = left_below_limit(cgroup)) {
+      if (auto refusal = compare(bytes, *left, cgroup.description)) {
         return refusal;
       }
-    }
-  }
-  if (const auto left = left_below_limit("/sys/fs/cgroup/memory", "/memory.limit_in_bytes",
-                                         "/memory.usage_in_bytes")) {
-    if (auto refusal = compare(bytes, *left, "the cgroup's memory limit")) {
-      return refusal;
     }
   }
   if (const auto available = memory_info_bytes("MemAvailable:")) {
@@ -113,18 +137,14 @@ std::optional<std::string> why_memory_is_short(std::size_t bytes) {
   return std::nullopt;
 }
 
-std::optional<std::uint64_t> usable_memory_bytes() {
+std::optional<std::uint64_t> usable_memory_bytes(const CgroupFiles& files) {
   auto usable = memory_info_bytes("MemTotal:");
-  const auto limit_to = [&](const std::string& file) {
-    const auto limit = read_number(file);
+  for (const MemoryCgroup& cgroup : memory_cgroups(files)) {
+    const auto limit = cgroup.limit_bytes();
     if (limit && (!usable || *limit < *usable)) {
       usable = limit;
     }
-  };
-  for (const std::string& path : cgroup_levels()) {
-    limit_to(path + "/memory.max");
   }
-  limit_to("/sys/fs/cgroup/memory/memory.limit_in_bytes");
   return usable;
 }
 
