@@ -126,7 +126,7 @@ Arena& process_arena() {
   TORCH_CHECK_VALUE(!known.is_off,
                     "horon: the arena is off: HORON_ARENA_BYTES is 0. Unset it, or set it to the ",
                     "number of bytes that tensors may take there.");
-  TORCH_CHECK(known.access.own, "horon: ", known.refusal);
+  TORCH_CHECK_WITH(OutOfMemoryError, known.access.own, "horon: ", known.refusal);
   return *known.access.own;
 }
 
