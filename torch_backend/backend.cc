@@ -137,10 +137,8 @@ std::function<void()> checker_of(const std::vector<int>& global_ranks) {
     return {};
   }
   return [global_ranks] {
-    if (const auto ended = LiveGroups::instance().find_ended(global_ranks)) {
-      throw PeerLostError(
-          concat(*ended, " died before the group of ", name_ranks(global_ranks), " was made"));
-    }
+    LiveGroups::instance().check_alive(
+        global_ranks, concat("the group of ", name_ranks(global_ranks), " was made"));
   };
 }
 

@@ -131,6 +131,16 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
       "shutdown_all",
       [](std::chrono::milliseconds drain) { LiveGroups::instance().shutdown_all(drain); },
       py::arg("drain"), NoGil());
+  module.def(
+      "check_alive",
+      [](const std::vector<int>& global_ranks, const std::string& what) {
+        try {
+          LiveGroups::instance().check_alive(global_ranks, what);
+        } catch (...) {
+          rethrow_translated();
+        }
+      },
+      py::arg("global_ranks"), py::arg("what"), NoGil());
   module.def("active_instruction_set", &horon::active_instruction_set);
 
   module.def(

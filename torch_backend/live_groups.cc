@@ -1,5 +1,6 @@
 #include "live_groups.h"
 
+#include "core/error.h"
 #include "process_exit.h"
 
 namespace horon::torch_backend {
@@ -28,6 +29,12 @@ std::optional<std::string> LiveGroups::find_ended(const std::vector<int>& global
     }
   }
   return std::nullopt;
+}
+
+void LiveGroups::check_alive(const std::vector<int>& global_ranks, const std::string& what) {
+  if (const auto ended = find_ended(global_ranks)) {
+    throw PeerLostError(concat(*ended, " died before ", what));
+  }
 }
 
 void LiveGroups::shutdown_all(std::chrono::milliseconds drain) {

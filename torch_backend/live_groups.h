@@ -22,6 +22,9 @@ class LiveGroups {
   // Who of these ranks of the default group has ended, as far as any group knows: see Group.
   std::optional<std::string> find_ended(const std::vector<int>& global_ranks);
 
+  // Throws PeerLostError, "rank 1 (pid 4711) died before <what>", if one of them has.
+  void check_alive(const std::vector<int>& global_ranks, const std::string& what);
+
   // For the end of the process: shuts all groups down, together taking at most `drain` for pending
   // operations. Threads that wait inside an operation are left there.
   void shutdown_all(std::chrono::milliseconds drain);

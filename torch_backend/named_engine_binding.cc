@@ -33,15 +33,16 @@ NamedGlooMaker wrap(py::function function) {
 // The engine's thread is joined when it goes: not with the GIL held.
 std::shared_ptr<NamedEngineHost> make(const c10::intrusive_ptr<c10d::Store>& store, int rank,
                                       int size, std::chrono::milliseconds timeout,
-                                      py::function make_gloo) {
+                                      py::function make_gloo, const std::vector<int>& watched) {
   const NamedGlooMaker maker = wrap(std::move(make_gloo));
   const GilReleased no_gil;
   return translating_named([&] {
-    return std::shared_ptr<NamedEngineHost>(new NamedEngineHost(store, rank, size, timeout, maker),
-                                            [](NamedEngineHost* dying) {
-                                              const WithoutGil released;
-                                              delete dying;
-                                            });
+    return std::shared_ptr<NamedEngineHost>(
+        new NamedEngineHost(store, rank, size, timeout, maker, watched),
+        [](NamedEngineHost* dying) {
+          const WithoutGil released;
+          delete dying;
+        });
   });
 }
 
@@ -55,7 +56,7 @@ void bind_named_engine(py::module_& module) {
       py::register_exception<InternalError>(module, "HorovodInternalError", PyExc_RuntimeError);
   py::class_<Host, std::shared_ptr<Host>>(module, "NamedEngine")
       .def(py::init(&make), py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("timeout"),
-           py::arg("make_gloo"))
+           py::arg("make_gloo"), py::arg("watched_ranks") = std::vector<int>())
       .def(
           "allreduce",
           [](Host& self, const TensorList& tensors, const TensorList& outputs, const Names& names,

@@ -11,6 +11,7 @@
 #include "cross/tcp_control_channel.h"
 #include "group.h"
 #include "interrupt.h"
+#include "live_groups.h"
 #include "process_arena.h"
 #include "process_exit.h"
 #include "shm/shm_control_channel.h"
@@ -75,8 +76,9 @@ struct Control {
 
 // Through memory where all ranks share it, else over TCP.
 Control open_control(const c10::intrusive_ptr<c10d::Store>& store, const GroupIdentity& identity,
-                     const Options& options, const NamedOptions& named) {
-  StoreAdapter adapter(with_prefix("named/control", store));
+                     const Options& options, const NamedOptions& named,
+                     std::function<void()> look_around) {
+  StoreAdapter adapter(with_prefix("named/control", store), std::move(look_around));
   const WaitContext context{Deadline::after(named.timeout), interrupt_check()};
   if (auto shared =
           rendezvous(adapter, identity, ShmControlChannel::options(options), context.deadline)) {
@@ -111,7 +113,8 @@ void tell_about_knobs() {
 }  // namespace
 
 NamedEngineHost::NamedEngineHost(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
-                                 std::chrono::milliseconds timeout, NamedGlooMaker make_gloo)
+                                 std::chrono::milliseconds timeout, NamedGlooMaker make_gloo,
+                                 const std::vector<int>& watched_ranks)
     : rank_(rank), size_(size), cuda_(NamedCuda::make()) {
   if (rank == 0) {
     tell_about_knobs();
@@ -126,12 +129,17 @@ NamedEngineHost::NamedEngineHost(const c10::intrusive_ptr<c10d::Store>& store, i
   NamedEngine::Parts parts;
   parts.rank = rank;
   parts.n_ranks = size;
-  Control control = open_control(store, identity, options, named);
+  // Once there is a control channel, it tells who has died.
+  const auto look_around = [&] {
+    LiveGroups::instance().check_alive(watched_ranks, "hvd.init() was done");
+  };
+  Control control = open_control(store, identity, options, named, look_around);
   has_spare_cores_ = control.has_spare_cores;
   parts.channel = std::move(control.channel);
   parts.make_buffer = make_buffer;
   parts.has_spare_cores = has_spare_cores_;
   parts.may_meet = control.may_meet;
+  parts.check_interrupt = interrupt_check();
   parts.make_lane =
       [store, rank, options, timeout, cuda = cuda_, make_gloo = std::move(make_gloo)](
           int id, const std::vector<int>& ranks,

@@ -46,7 +46,7 @@ TcpControlChannel::TcpControlChannel(int rank, int n_ranks, std::vector<RemotePe
                 system_error_text("epoll_ctl", errno));
     connections_.push_back(std::move(connection));
   }
-  reader_ = std::thread([this] { read_loop(); });
+  reader_ = start_thread([this] { read_loop(); });
 }
 
 TcpControlChannel::~TcpControlChannel() {

@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "core/error.h"
+#include "core/thread_name.h"
 
 namespace horon {
 namespace {
@@ -51,20 +52,20 @@ NamedEngine::NamedEngine(Parts parts, const NamedOptions& options)
     agreement_ = std::make_unique<Agreement>(n_ranks_, options_.join_everything);
   }
   add_set(0, world);
-  compare_settings();
+  compare_settings(parts.check_interrupt);
   channel_->leave_to_background(true);
-  background_ = std::thread([this] { background_loop(); });
+  background_ = start_thread([this] { background_loop(); });
 }
 
 NamedEngine::~NamedEngine() { shutdown(); }
 
 // What decides about batches has to be the same everywhere.
-void NamedEngine::compare_settings() {
+void NamedEngine::compare_settings(InterruptCheck check_interrupt) {
   const std::vector<std::int64_t> own = {
       static_cast<std::int64_t>(options_.fusion.threshold_bytes),
       static_cast<std::int64_t>(options_.fusion.alone_bytes),
       static_cast<std::int64_t>(options_.fusion.gpu_alone_bytes)};
-  const WaitContext context{Deadline::after(options_.timeout), nullptr};
+  const WaitContext context{Deadline::after(options_.timeout), check_interrupt};
   const std::vector<std::int64_t> all = executors_.at(0)->gather_numbers(own, context);
   for (std::size_t i = 0; i < all.size(); ++i) {
     if (all[i] != all[i % own.size()]) {

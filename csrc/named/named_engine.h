@@ -70,17 +70,18 @@ std::string unknown_handle(std::uint64_t handle);
 // named_engine_exchange.cc messages and decisions, named_engine_steps.cc what is carried out.
 class NamedEngine {
  public:
+  // Called now and then by a wait that takes long; throws to abandon it.
+  using InterruptCheck = const std::function<void()>*;
   struct Parts {
     int rank = 0;
     int n_ranks = 1;
     std::unique_ptr<ControlChannel> channel;
     LaneFactory make_lane;
     BufferFactory make_buffer;
-    bool has_spare_cores = true;  // one for the background thread of every rank
-    bool may_meet = false;        // see Note [Meetings]; the same on all ranks
+    bool has_spare_cores = true;               // one for the background thread of every rank
+    bool may_meet = false;                     // see Note [Meetings]; the same on all ranks
+    InterruptCheck check_interrupt = nullptr;  // while the engine is made
   };
-  // Called now and then by a wait that takes long; throws to abandon it.
-  using InterruptCheck = const std::function<void()>*;
 
   // Makes the lane of process set 0: blocks until all ranks have come.
   NamedEngine(Parts parts, const NamedOptions& options);
@@ -180,7 +181,7 @@ class NamedEngine {
   void stop_waiting(std::unique_lock<std::mutex>& lock);
   void call_background();
   std::chrono::nanoseconds gather_time() const;
-  void compare_settings();
+  void compare_settings(InterruptCheck check_interrupt);
   void background_loop();
   std::uint32_t attend_in_background();
   void abort_lanes(const std::string& reason);

@@ -179,13 +179,20 @@ class NamedEngine:
         store: A ``c10d::Store`` that all ranks share.
         timeout: For meeting, and for each transfer.
         make_gloo: Makes a Gloo backend over a store, for process sets whose ranks share no memory.
+        watched_ranks: Ranks of the default group, whose death ends the wait for all to come.
 
     Raises:
         ValueError: A name that is in flight, a rank outside the process set, a bad root, splits or dtype.
     """
 
     def __init__(
-        self, store: Any, rank: int, size: int, timeout: timedelta, make_gloo: Callable[[Any, int, int], Any]
+        self,
+        store: Any,
+        rank: int,
+        size: int,
+        timeout: timedelta,
+        make_gloo: Callable[[Any, int, int], Any],
+        watched_ranks: list[int] = ...,
     ) -> None: ...
     def allreduce(
         self,
@@ -271,6 +278,13 @@ def create_backend(
     make_gloo: Callable[[Any, int, int, timedelta], Any],
 ) -> HoronBackend: ...
 def shutdown_all(drain: timedelta) -> None: ...
+def check_alive(global_ranks: list[int], what: str) -> None:
+    """Raises DistBackendError, "rank 1 (pid 4711) died before <what>", if one of these ranks did.
+
+    Args:
+        global_ranks: Ranks of the default group.
+    """
+
 def active_instruction_set() -> str: ...
 def has_gpu_parts() -> bool:
     """Whether this build carries CUDA tensors. Where it does not, the two functions below do not exist."""

@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import socket
 import subprocess
 import sys
 import threading
+import time
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -285,6 +288,58 @@ def _one_stays_away(rank: int, size: int) -> None:
 @pytest.mark.parametrize("backend", ["horon", "gloo"])
 def test_a_rank_of_the_default_group_that_stays_away_is_named(backend: str) -> None:
     assert_clean_exits(run_fresh_processes(_one_stays_away, 3, backend=backend, timeout=60))
+
+
+def _ends_within_init(rank: int, size: int, path: str, where: str, victim: int) -> None:
+    import horon.torch as hvd
+    from horon.common import _context
+
+    dist.init_process_group("horon", store=dist.FileStore(path, size), rank=rank, world_size=size)
+    if rank == victim:
+
+        def die(*_: object) -> None:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        target, name = {"before its place": (_context, "_exchange_topology"), "after it": (_context._C, "NamedEngine")}[
+            where
+        ]
+        setattr(target, name, die)
+    message = expect_error(hvd.init, within_s=15)
+    assert f"rank {victim} (pid" in message and "died" in message, message
+
+
+@pytest.mark.parametrize("victim", [0, 2])
+@pytest.mark.parametrize("where", ["before its place", "after it"])
+def test_a_rank_that_dies_within_init_is_named(where: str, victim: int, tmp_path: Path) -> None:
+    path = str(tmp_path / "store")
+    outcomes = run_fresh_processes(_ends_within_init, 3, path, where, victim, init=False, timeout=60)
+    assert_clean_exits(outcomes, [-signal.SIGKILL if rank == victim else 0 for rank in range(3)])
+
+
+def _interrupted_within_init(rank: int, size: int, where: str) -> None:
+    import horon.torch as hvd
+    from horon.common import _context, _topology
+
+    if rank == 1:
+        dist.distributed_c10d._get_default_store().wait(["interrupted"], timedelta(seconds=30))
+        return
+    if where == "in the engine":
+
+        def exchange_alone(*_: object) -> object:
+            return _topology.Topology(rank, size, rank, size, 0, 1, True)
+
+        _context._exchange_topology = exchange_alone
+    began_s = time.monotonic()
+    threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt):
+        hvd.init()
+    assert time.monotonic() - began_s < 5
+    dist.distributed_c10d._get_default_store().set("interrupted", "")
+
+
+@pytest.mark.parametrize("where", ["in the exchange of places", "in the engine"])
+def test_ctrl_c_within_init(where: str) -> None:
+    assert_clean_exits(run_fresh_processes(_interrupted_within_init, 2, where, timeout=60))
 
 
 def _ddp_beside(rank: int, size: int) -> list[float]:

@@ -211,7 +211,8 @@ DeviceSide::WorkPtr CudaBatching::submit(Collective collective, const DeviceCall
   }
   if (!host) {
     host = std::make_shared<NamedEngineHost>(parts_.store, parts_.rank, parts_.n_ranks,
-                                             parts_.timeout, parts_.make_gloo);
+                                             parts_.timeout, parts_.make_gloo,
+                                             /*watched_ranks=*/std::vector<int>());
     host->run_on(stream.unwrap());
     const std::lock_guard lock(mutex_);
     host_ = host;

@@ -228,13 +228,18 @@ class Context:
                     "horon", store=group_store, rank=launch.rank, world_size=launch.size, timeout=timeout
                 )
                 made_group = dist.group.WORLD
-            topology = _exchange_topology(dist.PrefixStore(f"horon/places/{generation}", store), launch, timeout)
+            # Those that the default group counts as the job does.
+            watched = list(range(launch.size)) if made_group is not None or comm is None else []
+            topology = _exchange_topology(
+                dist.PrefixStore(f"horon/places/{generation}", store), launch, timeout, watched
+            )
             engine = _C.NamedEngine(
                 dist.PrefixStore(f"horon/engine/{generation}", store),
                 launch.rank,
                 launch.size,
                 timeout,
                 lambda gloo_store, rank, size: dist.ProcessGroupGloo(gloo_store, rank, size, timeout=timeout),
+                watched,
             )
             _start_timeline(engine, launch.rank)
         except BaseException:
@@ -308,11 +313,14 @@ def _check_process_sets(process_sets: Sequence[Sequence[int]], size: int) -> Non
         seen.add(tuple(ranks))
 
 
-def _exchange_topology(store: Any, launch: Launch, timeout: timedelta) -> Topology:
+def _exchange_topology(store: Any, launch: Launch, timeout: timedelta, watched: list[int]) -> Topology:
     host = os.environ.get("HORON_HOST_ID") or this_host(socket.gethostname())
     node = host if launch.node is None else f"node {launch.node}"
     mine = Place(node, launch.local_rank, launch.local_size)
-    return derive_topology(launch.rank, exchange_places(store, launch.rank, launch.size, mine, timeout), launch)
+    places = exchange_places(
+        store, launch.rank, launch.size, mine, timeout, lambda: _C.check_alive(watched, "hvd.init() was done")
+    )
+    return derive_topology(launch.rank, places, launch)
 
 
 def _store_over_mpi(comm: Any, timeout: timedelta) -> Any:

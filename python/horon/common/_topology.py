@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 from horon.common._launch import Launch
+
+_LOOK_AROUND_S = 1.0
+"""How often ranks that wait look whether the others are alive."""
 
 
 @dataclass(frozen=True)
@@ -47,27 +50,46 @@ class Place:
         return cls(node, int(local_rank) if local_rank else None, int(local_size) if local_size else None)
 
 
-def exchange_places(store: Any, rank: int, size: int, mine: Place, timeout: timedelta) -> list[Place]:
+def exchange_places(
+    store: Any, rank: int, size: int, mine: Place, timeout: timedelta, check_alive: Callable[[], None]
+) -> list[Place]:
     """Tells all ranks where this one is, and waits for all of them.
+
+    The store is asked again and again: its wait() would notice neither a death nor Ctrl-C.
+
+    Args:
+        check_alive: Called now and then; raises if a rank has died.
 
     Raises:
         RuntimeError: Some did not come within `timeout`; names them.
     """
     store.set(f"place/{rank}", mine.encode())
-    give_up_s = time.monotonic() + timeout.total_seconds()
-    for other in range(size):
-        left = timedelta(seconds=max(give_up_s - time.monotonic(), 0.001))
-        try:
-            store.wait([f"place/{other}"], left)
-        except RuntimeError as error:
+    keys = [f"place/{other}" for other in range(size)]
+    began_s = looked_s = time.monotonic()
+    while not _have_come(store, keys, timeout, check_alive):
+        now_s = time.monotonic()
+        if now_s >= began_s + timeout.total_seconds():
             missing = [r for r in range(size) if not store.check([f"place/{r}"])]
             if not missing:
-                continue
+                break
             raise RuntimeError(
                 f"horon: hvd.init: rank {rank} waited for {timeout.total_seconds():g} s for rank(s) {missing}, which "
                 "did not call it. All ranks of the group have to; HORON_TIMEOUT_SECONDS sets how long they wait."
-            ) from error
+            )
+        if now_s >= looked_s + _LOOK_AROUND_S:
+            check_alive()
+            looked_s = now_s
+        time.sleep(min(max((now_s - began_s) / 4, 0.0001), 0.25))
     return [Place.decode(store.get(f"place/{other}").decode()) for other in range(size)]
+
+
+def _have_come(store: Any, keys: list[str], timeout: timedelta, check_alive: Callable[[], None]) -> bool:
+    try:
+        return bool(store.check(keys))
+    except RuntimeError:
+        check_alive()  # a store that fails may have been served by a rank that has died
+        store.wait(keys, timeout)  # says what is wrong; or is of a kind that can only wait
+        return True
 
 
 def derive_topology(rank: int, places: Sequence[Place], launch: Launch | None = None) -> Topology:
