@@ -55,7 +55,8 @@ std::string concat(const Args&... args) {
 // "reason. The group can not be used any more; destroy it."
 std::string group_over_text(const std::string& reason);
 
-// "memfd_create: Operation not permitted" for the errno given.
+// "memfd_create: Operation not permitted" for the errno given; names the limit to raise, too, where
+// it is one.
 std::string system_error_text(const char* call, int error_number);
 
 }  // namespace horon

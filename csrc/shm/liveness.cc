@@ -67,6 +67,8 @@ UniqueFd open_own_liveness() {
     return pidfd;
   }
   const int error = errno;
+  // A pipe would need descriptors as well.
+  HORON_CHECK(error != EMFILE && error != ENFILE, system_error_text("pidfd_open", error));
 #else
   const int error = ENOSYS;
 #endif

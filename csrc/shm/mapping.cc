@@ -64,9 +64,9 @@ UniqueFd create_shared_file(std::size_t bytes, std::size_t reserve_bytes) {
   const bool sealable = static_cast<bool>(fd);
   if (!sealable) {
     const int why = errno;
-    HORON_CHECK(why != EMFILE && why != ENFILE, system_error_text("memfd_create", why),
-                ": no file descriptor is left for shared memory. Close some, or raise the limit "
-                "(ulimit -n).");
+    // A file in /dev/shm would need a descriptor, and memory, as well.
+    const bool is_forbidden = why != EMFILE && why != ENFILE && why != ENOMEM;
+    HORON_CHECK(is_forbidden, system_error_text("memfd_create", why));
     // What grows on demand (the arena) would have to be reserved whole.
     HORON_CHECK(reserve_bytes > 0, system_error_text("memfd_create", why));
     fd = create_unlinked_file(why);

@@ -31,15 +31,42 @@ constexpr std::chrono::seconds kAnswerPatience{2};
 // How long outcomes may take after the deadline: that of a rank that waits for rank 0's answer
 // comes last.
 constexpr std::chrono::seconds kOutcomePatience{3};
+constexpr const char* kBootIdFile = "/proc/sys/kernel/random/boot_id";
 constexpr const char* kDiedMeanwhile = " died while the group was made";
 // A member sends its greeting right after connecting.
 constexpr std::chrono::milliseconds kHelloPatience{5000};
 constexpr int kProtocolVersion = 5;
 constexpr std::size_t kDescriptorsPerMessage = 200;
 
+// Where a process is. Only processes of one user on one host can share memory.
+struct HostIdentity {
+  std::string boot_id;  // empty: unknown
+  std::string user;
+  std::string host_id;  // Options::host_id
+
+  bool operator==(const HostIdentity&) const = default;
+};
+
+// Why a rank shares no memory with rank 0, although both may be on one machine. Empty where they
+// surely are not, or are to count as two hosts.
+std::string why_apart(int rank, const HostIdentity& its, const HostIdentity& of_rank_0) {
+  if (its.host_id != of_rank_0.host_id) {
+    return "";
+  }
+  if (its.boot_id.empty() != of_rank_0.boot_id.empty()) {
+    return concat("rank ", its.boot_id.empty() ? rank : 0, " can not read ", kBootIdFile,
+                  ", which tells on what machine it is. Is /proc mounted there?");
+  }
+  if (its.boot_id == of_rank_0.boot_id && its.user != of_rank_0.user) {
+    return concat("rank ", rank, " runs as user ", its.user, " and rank 0 as user ", of_rank_0.user,
+                  ", and only processes of one user share memory.");
+  }
+  return "";
+}
+
 // One line per field, so that a person can read a store.
 struct Record {
-  std::string host;
+  HostIdentity host;
   std::string settings;
   std::string socket_name;
   std::uint64_t nonce = 0;
@@ -49,15 +76,18 @@ struct Record {
   std::string cpus;               // a CpuBudget
 
   std::string encode() const {
-    return concat(host, '\n', settings, '\n', socket_name, '\n', nonce, '\n', process.pid, '\n',
-                  process.pid_namespace, '\n', process.start_time, '\n', arena_id[0], '\n',
-                  arena_id[1], '\n', arena_bytes, '\n', cpus, '\n');
+    return concat(host.boot_id, '/', host.user, '/', host.host_id, '\n', settings, '\n',
+                  socket_name, '\n', nonce, '\n', process.pid, '\n', process.pid_namespace, '\n',
+                  process.start_time, '\n', arena_id[0], '\n', arena_id[1], '\n', arena_bytes, '\n',
+                  cpus, '\n');
   }
 
   static Record decode(const std::string& text) {
     Record record;
     std::istringstream in(text);
-    std::getline(in, record.host);
+    std::getline(in, record.host.boot_id, '/');
+    std::getline(in, record.host.user, '/');
+    std::getline(in, record.host.host_id);
     std::getline(in, record.settings);
     std::getline(in, record.socket_name);
     in >> record.nonce >> record.process.pid >> record.process.pid_namespace >>
@@ -68,10 +98,10 @@ struct Record {
   }
 };
 
-std::string host_identity(const Options& options) {
-  std::string boot_id;
-  std::ifstream("/proc/sys/kernel/random/boot_id") >> boot_id;
-  return concat(boot_id, '/', ::getuid(), '/', options.host_id);
+HostIdentity own_host(const Options& options) {
+  HostIdentity own{"", std::to_string(::getuid()), options.host_id};
+  std::ifstream(kBootIdFile) >> own.boot_id;
+  return own;
 }
 
 class Rendezvous {
@@ -92,6 +122,7 @@ class Rendezvous {
       exchange_records();
       if (!same_host()) {
         check_given_up();
+        tell_apart();
         return nullptr;
       }
       watch_others();
@@ -153,7 +184,7 @@ class Rendezvous {
 
   void exchange_records() {
     Record own;
-    own.host = host_identity(options_);
+    own.host = own_host(options_);
     own.settings = concat("version=", kProtocolVersion, " words=", sizeof(RankWords),
                           " header=", sizeof(Header), ' ', options_.fingerprint());
     own.process = own_process();
@@ -221,6 +252,20 @@ class Rendezvous {
       }
     }
     return true;
+  }
+
+  // Who set up several hosts knows it; who set up one may not know that it counts as several.
+  void tell_apart() const {
+    for (int rank = 1; identity_.rank == 0 && rank < identity_.n_ranks; ++rank) {
+      const std::string why =
+          why_apart(rank, records_[static_cast<std::size_t>(rank)].host, records_[0].host);
+      if (!why.empty()) {
+        log_warning_once("apart",
+                         concat("the group of ", identity_.n_ranks, " ranks goes over Gloo ",
+                                "instead of shared memory: ", why));
+        return;
+      }
+    }
   }
 
   // Rank 0: makes the segment, collects everybody's descriptor, hands out all of them.

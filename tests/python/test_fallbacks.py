@@ -5,12 +5,16 @@ A seccomp filter makes the calls fail, in fresh processes, before horon is impor
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import errno
 import functools
 import os
+import resource
 import signal
 import time
 from collections.abc import Iterator
+from datetime import timedelta
 
 import pytest
 import torch
@@ -235,3 +239,74 @@ def test_without_any_memory_to_share_gloo_carries_the_group(tmp_path: os.PathLik
     )
     assert_clean_exits(outcomes)
     assert "ftruncate" in outcomes[0].stderr
+
+
+CLONE_NEWUSER = 0x10000000
+
+
+def _another_user(rank: int, world_size: int, path: str, other: int) -> None:
+    if rank == other:
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.unshare(CLONE_NEWUSER) != 0:  # which makes this process nobody's
+            raise OSError(ctypes.get_errno(), "unshare refuses a user namespace")
+    for name in ("", ".again"):
+        _join(rank, world_size, path + name)
+        assert not _is_shared()
+        _check_operations(rank, world_size)
+        dist.destroy_process_group()
+
+
+def _try_user_namespace(rank: int, world_size: int) -> bool:
+    return ctypes.CDLL(None).unshare(CLONE_NEWUSER) == 0
+
+
+@pytest.mark.parametrize("other", [0, 2])
+def test_ranks_of_two_users_use_gloo_and_are_told(other: int, tmp_path: os.PathLike[str]) -> None:
+    if not run_fresh_processes(_try_user_namespace, 1, init=False)[0].result:
+        pytest.skip("no user namespaces")
+    path = os.path.join(tmp_path, "store")
+    open(path, "w").close()
+    os.chmod(path, 0o666)
+    outcomes = run_fresh_processes(_another_user, 3, path, other, init=False)
+    assert_clean_exits(outcomes)
+    told = [outcome.stderr.count("only processes of one user share memory") for outcome in outcomes]
+    assert told == [1, 0, 0], outcomes[0].stderr
+
+
+def _few_descriptors(rank: int, world_size: int, path: str, more: int) -> None:
+    store = dist.FileStore(path, world_size)
+    in_use = max(int(name) for name in os.listdir("/proc/self/fd"))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (in_use + more, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    with contextlib.suppress(RuntimeError):
+        dist.init_process_group("horon", store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=40))
+
+
+@pytest.mark.parametrize("more", [1, 2, 3])
+def test_too_few_descriptors_are_named_as_the_reason(more: int, tmp_path: os.PathLike[str]) -> None:
+    outcomes = run_fresh_processes(_few_descriptors, 2, os.path.join(tmp_path, "store"), more, init=False, timeout=30)
+    for outcome in outcomes:
+        assert not outcome.timed_out
+        assert "/dev/shm" not in outcome.stderr, outcome.stderr
+    assert "ulimit -n" in outcomes[0].stderr, outcomes[0].stderr
+
+
+def _trains_without_an_arena(rank: int, world_size: int, path: str) -> None:
+    import horon.torch as hvd
+
+    forbid(["memfd_create"])
+    _join(rank, world_size, path)
+    hvd.init()
+    model = torch.nn.Linear(5, 3)
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
+    model(torch.full((2, 5), float(rank))).sum().backward()
+    optimizer.step()
+    weights = hvd.allgather(model.weight.detach().reshape(1, -1))
+    assert (weights == weights[0]).all()
+    hvd.shutdown()
+    dist.destroy_process_group()
+
+
+def test_horovods_optimizer_works_without_an_arena(tmp_path: os.PathLike[str]) -> None:
+    path = os.path.join(tmp_path, "store")
+    assert_clean_exits(run_fresh_processes(_trains_without_an_arena, 2, path, init=False, timeout=60))
