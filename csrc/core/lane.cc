@@ -331,6 +331,12 @@ void Lane::close(const Deadline& drain_until, const std::function<void()>& inter
   if (must_interrupt) {
     interrupt_running();
   }
+  lock.lock();
+  // Before anything fails: one of the rest may be in the middle of its start.
+  if (!on_progress_thread() && !is_inside) {
+    turn_ended_.wait(lock, [&] { return !is_running_ || is_left(); });
+  }
+  lock.unlock();
   for (const auto& [task, is_started] : rest) {
     if (callers == Callers::kFail || !task->has_waiting_caller()) {
       task->fail(kClosedText);
@@ -338,9 +344,6 @@ void Lane::close(const Deadline& drain_until, const std::function<void()>& inter
     }
   }
   lock.lock();
-  if (!on_progress_thread() && !is_inside) {
-    turn_ended_.wait(lock, [&] { return !is_running_ || is_left(); });
-  }
   stop_thread_ = true;
   if (!progress_.joinable() || on_progress_thread() || is_inside) {
     work_arrived_.notify_all();

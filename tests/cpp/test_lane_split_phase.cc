@@ -509,6 +509,38 @@ TEST_CASE("split phase: close while one is being started") {
   REQUIRE(task->ran_on == std::thread::id());
 }
 
+TEST_CASE("split phase: close fails nothing that is in the middle of its start or a meeting") {
+  for (const bool is_met_for : {false, true}) {
+    const auto lane = std::make_shared<Lane>();
+    std::promise<void> running;
+    std::promise<void> interrupted;
+    const auto task = split_task();
+    std::string reason;
+    bool was_done = false;
+    const auto stay = [&] {
+      running.set_value();
+      interrupted.get_future().wait();
+      std::this_thread::sleep_for(std::chrono::milliseconds(50));
+      reason = task->reason;
+      was_done = task->is_done;
+      return true;
+    };
+    if (is_met_for) {
+      task->start = [] { return false; };
+      task->come_together = stay;
+    } else {
+      task->start = stay;
+    }
+    std::thread issuer([&] { lane->submit(task); });
+    running.get_future().wait();
+    lane->close(soon(), [&] { interrupted.set_value(); });
+    issuer.join();
+    REQUIRE(reason.empty());
+    REQUIRE_FALSE(was_done);
+    REQUIRE(contains(task->wait(), "destroyed or aborted"));
+  }
+}
+
 TEST_CASE("split phase: many threads start, wait, poll, hand over and run") {
   constexpr int kThreads = 4;
   const int n_tasks = kHasThreadSanitizer ? 300 : 1500;
