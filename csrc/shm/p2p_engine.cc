@@ -31,9 +31,12 @@ P2pEngine::P2pEngine(Segment* segment, const Peers* peers, std::size_t eager_byt
       eager_in_flight_(peers->peers.size()) {}
 
 P2pEngine::~P2pEngine() {
+  // Either a forked child, where the threads do not exist, or one of the threads, at its end.
   if (background_.joinable()) {
-    // Either a forked child, where the thread does not exist, or the thread itself, at its end.
     background_.detach();
+  }
+  for (std::thread& thread : replaced_) {
+    thread.detach();
   }
 }
 
@@ -324,7 +327,10 @@ void P2pEngine::close(const Deadline& drain_until, const std::string& reason) {
   if (closed_.empty()) {
     closed_ = reason;
   }
-  const bool on_own_thread = background_.get_id() == std::this_thread::get_id();
+  const auto is_own = [](const std::thread& thread) {
+    return thread.get_id() == std::this_thread::get_id();
+  };
+  const bool on_own_thread = is_own(background_);
   if (!on_own_thread) {
     sends_drained_.wait_until(lock, drain_until.at(), [&] { return !is_sending(); });
   }
@@ -337,12 +343,19 @@ void P2pEngine::close(const Deadline& drain_until, const std::string& reason) {
     count_background(true);
   }
   ring_own_doorbell();
-  if (!background_.joinable() || on_own_thread) {
-    return;
+  std::list<std::thread> threads;
+  threads.splice(threads.end(), replaced_);
+  if (background_.joinable()) {
+    threads.push_back(std::move(background_));
   }
-  std::thread thread = std::move(background_);
+  const auto own = std::find_if(threads.begin(), threads.end(), is_own);
+  if (own != threads.end()) {  // in a callback: joined by the next call, or not at all
+    replaced_.splice(replaced_.end(), threads, own);
+  }
   lock.unlock();
-  thread.join();
+  for (std::thread& thread : threads) {
+    thread.join();
+  }
 }
 
 }  // namespace horon

@@ -16,7 +16,11 @@
 // microseconds and waking a thread costs more than a message. What is still pending then, and
 // nobody waits for, is the thread's: it is counted as a sleeper on the doorbell, so that a ring
 // makes a system call to wake it. It stays awake for a short while after the last operation,
-// looking up every millisecond; then it sleeps until there is one.
+// looking up every millisecond; then it sleeps until there is one. A callback on that thread that
+// asks for something to be watched may go on to wait for it without coming by here, and would wait
+// for its own thread: another one takes its place, and it ends when it has come back. A caller that
+// waits counts as none while a callback keeps it, and what has finished behind that callback is
+// anybody's to deliver.
 #pragma once
 
 #include <atomic>
@@ -61,8 +65,9 @@ class P2pEngine : public std::enable_shared_from_this<P2pEngine> {
   // Moves what can be moved now.
   void poll();
 
-  // Nobody will come to wait for what is pending: the background thread is to watch at once. False
-  // if the system gives no thread: then somebody has to help.
+  // Nobody will come to wait for what is pending: the background thread is to watch at once; in a
+  // callback on that thread, another one. False if the system gives no thread: then somebody has to
+  // help.
   bool watch();
 
   // Lets sends finish until the deadline, fails what is left and ends the thread. Idempotent.
@@ -91,23 +96,28 @@ class P2pEngine : public std::enable_shared_from_this<P2pEngine> {
   void fail_all(const std::string& reason);
   void look_around();
   bool is_busy() const;
+  bool has_work() const { return is_busy() || !finished_.empty(); }
   bool is_awaited(int peer) const;
   bool is_sending() const { return !sends_.empty(); }
   void ring_doorbell(int peer);
   void ring_own_doorbell() { ring_doorbell(peers_->rank); }
 
-  // See Note [Who moves messages]. Both require the lock.
+  // See Note [Who moves messages]. All of these require the lock.
   void tell_background();
   void count_background(bool is_counted);
+  bool on_background_thread() const { return background_.get_id() == std::this_thread::get_id(); }
+  // On the background thread, in a callback: is no longer that. False if there is no other one.
+  bool replace_background();
+  void join_ended();
   void background_loop();
   // The loop of help_until(). What it throws may come with the lock or without.
   void help(FunctionRef<bool()> is_done, const std::function<void()>* check_interrupt,
             std::unique_lock<std::mutex>& lock);
   // Whether a peer of a pending message was last seen on this core. Takes the lock.
   bool is_core_needed();
-  // Calls on_done of what has finished, without the lock, and takes the lock again. `own_helpers`:
-  // 1 when a helper calls it, else 0.
-  void deliver(std::unique_lock<std::mutex>& lock, int own_helpers = 0);
+  enum class Caller { kHelper, kOther };  // kHelper: is counted in helpers_
+  // Calls on_done of what has finished, without the lock, and takes the lock again.
+  void deliver(std::unique_lock<std::mutex>& lock, Caller caller = Caller::kOther);
 
   Segment* const segment_;
   const Peers* const peers_;
@@ -123,7 +133,7 @@ class P2pEngine : public std::enable_shared_from_this<P2pEngine> {
   std::map<std::pair<int, std::uint64_t>, Op> streams_;  // receives being filled, by (source, id)
   std::list<UnexpectedMessage> unexpected_;              // in order of arrival
   std::vector<std::uint64_t> eager_in_flight_;           // bytes not yet met, by peer
-  std::vector<Op> finished_;                             // on_done not yet called
+  std::deque<Op> finished_;                              // on_done not yet called
   SharedStore store_;
   std::uint64_t next_id_ = 1;
   std::uint64_t calls_ = 0;          // that left something pending
@@ -132,9 +142,11 @@ class P2pEngine : public std::enable_shared_from_this<P2pEngine> {
   std::string closed_;               // not empty: why nothing can be started
   bool stop_thread_ = false;
   std::thread background_;
+  std::list<std::thread> replaced_;          // were background_; end when they have come back
+  std::vector<std::thread::id> have_ended_;  // of these
 
-  // Callers inside help_until(). Changed with the lock; the background thread looks at it while it
-  // spins without.
+  // Callers inside help_until(), but not in a callback. The background thread looks at it without
+  // the lock while it spins.
   std::atomic<int> helpers_{0};
 };
 

@@ -25,6 +25,26 @@ void sleep_while(RankWords& words, std::uint32_t seen, std::chrono::milliseconds
   }
 }
 
+// A helper that is in a callback moves nothing, for as long as the callback takes.
+class InCallback {
+ public:
+  explicit InCallback(std::atomic<int>* helpers) : helpers_(helpers) {
+    if (helpers_ != nullptr) {
+      helpers_->fetch_sub(1, std::memory_order_relaxed);
+    }
+  }
+  ~InCallback() {
+    if (helpers_ != nullptr) {
+      helpers_->fetch_add(1, std::memory_order_relaxed);
+    }
+  }
+  InCallback(const InCallback&) = delete;
+  InCallback& operator=(const InCallback&) = delete;
+
+ private:
+  std::atomic<int>* const helpers_;  // null: was none
+};
+
 }  // namespace
 
 bool P2pEngine::is_busy() const {
@@ -89,32 +109,64 @@ void P2pEngine::tell_background() {
   }
 }
 
+bool P2pEngine::replace_background() {
+  join_ended();
+  replaced_.push_back(std::move(background_));
+  tell_background();
+  if (!background_.joinable()) {
+    background_ = std::move(replaced_.back());
+    replaced_.pop_back();
+    return false;
+  }
+  return true;
+}
+
+void P2pEngine::join_ended() {
+  for (const std::thread::id id : have_ended_) {
+    const auto ended =
+        std::find_if(replaced_.begin(), replaced_.end(),
+                     [&](const std::thread& thread) { return thread.get_id() == id; });
+    if (ended != replaced_.end()) {
+      ended->join();  // it has given the lock back for good
+      replaced_.erase(ended);
+    }
+  }
+  have_ended_.clear();
+}
+
 bool P2pEngine::watch() {
   std::unique_lock lock(mutex_);
-  if (is_busy() && !background_.joinable()) {
+  if (on_background_thread() && has_work() && !stop_thread_) {
+    return replace_background();
+  }
+  if (has_work() && !background_.joinable()) {
     tell_background();
   }
-  if (background_watches_ && is_busy() && helpers_.load(std::memory_order_relaxed) == 0) {
+  if (background_watches_ && has_work() && helpers_.load(std::memory_order_relaxed) == 0) {
     count_background(true);
     // seq_cst, after the count and before the rings: a peer that did not see the count has rung
     // before this load, which then sees what it sent. The ring's own acquire alone does not say so.
     (void)segment_->words(peers_->rank).doorbell.load(std::memory_order_seq_cst);
     pump();  // what came before it was counted woke nobody
     deliver(lock);
+  } else if (!background_watches_ && !finished_.empty()) {
+    became_busy_.notify_one();  // whoever carries out a callback may wait for what comes after it
   }
-  return background_.joinable() || !is_busy();
+  return background_.joinable() || !has_work();
 }
 
-void P2pEngine::deliver(std::unique_lock<std::mutex>& lock, int own_helpers) {
+// One at a time, since a callback may wait for another operation that has finished, too.
+void P2pEngine::deliver(std::unique_lock<std::mutex>& lock, Caller caller) {
   while (!finished_.empty()) {
-    std::vector<Op> batch;
-    batch.swap(finished_);
+    Op op = std::move(finished_.front());
+    finished_.pop_front();
     lock.unlock();
-    for (const Op& op : batch) {
+    {
+      const InCallback helps_nobody(caller == Caller::kHelper ? &helpers_ : nullptr);
       op->on_done(op->error, op->source);
+      op.reset();  // destructors may call out, too
     }
-    batch.clear();  // destructors may call out, too
-    if (helpers_.load(std::memory_order_relaxed) > own_helpers) {
+    if (helpers_.load(std::memory_order_relaxed) > (caller == Caller::kHelper ? 1 : 0)) {
       ring_own_doorbell();  // it may be what another one waits for
     }
     lock.lock();
@@ -160,7 +212,7 @@ void P2pEngine::help(FunctionRef<bool()> is_done, const std::function<void()>* c
   while (true) {
     const std::uint32_t seen = own.doorbell.load(std::memory_order_seq_cst);
     const bool moved = pump();
-    deliver(lock, 1);
+    deliver(lock, Caller::kHelper);
     lock.unlock();
     if (is_done()) {
       lock.lock();
@@ -192,12 +244,12 @@ void P2pEngine::background_loop() {
   std::uint64_t calls_seen = 0;
   const auto is_alone = [&] { return helpers_.load(std::memory_order_relaxed) == 0; };
   std::unique_lock lock(mutex_);
-  while (!stop_thread_) {
+  while (!stop_thread_ && on_background_thread()) {
     const Clock::time_point now = Clock::now();
     if (is_busy()) {
       last_busy = now;
     } else if (now - last_busy >= kLinger) {
-      became_busy_.wait(lock, [&] { return stop_thread_ || is_busy(); });
+      became_busy_.wait(lock, [&] { return stop_thread_ || has_work(); });
       last_busy = Clock::now();
     }
     if (now >= next_look) {
@@ -212,10 +264,10 @@ void P2pEngine::background_loop() {
     const bool delivers = !finished_.empty();
     deliver(lock);
     if (moved || delivers || stop_thread_) {
-      continue;
+      continue;  // in deliver() another thread may have taken this one's place
     }
-    const bool has_work = is_mine && is_busy();
-    if (has_work) {
+    const bool is_watching = is_mine && is_busy();
+    if (is_watching) {
       const auto rung = [&] { return own.doorbell.load(std::memory_order_acquire) != seen; };
       lock.unlock();
       const bool is_rung =
@@ -226,13 +278,16 @@ void P2pEngine::background_loop() {
       }
     }
     background_watches_ = true;
-    count_background(has_work && is_alone());
-    const auto limit = has_work || !is_alone() ? kLookAround : kGrace;
+    count_background(is_watching && is_alone());
+    const auto limit = is_watching || !is_alone() ? kLookAround : kGrace;
     lock.unlock();
     sleep_while(own, seen, limit);
     lock.lock();
     background_watches_ = false;
     count_background(false);
+  }
+  if (!stop_thread_) {
+    have_ended_.push_back(std::this_thread::get_id());
   }
 }
 

@@ -1,4 +1,11 @@
 // Who moves messages: callers that wait, and the background thread.
+#include <atomic>
+#include <cstdlib>
+#include <fstream>
+#include <functional>
+#include <iostream>
+#include <string>
+#include <thread>
 
 #include "catch.h"
 #include "p2p_endpoint.h"
@@ -57,6 +64,19 @@ void test_several_threads(LocalGroup::Cores cores) {
       expect(received->data() == message(static_cast<unsigned>(round), bytes), "round ", round);
     }
   }));
+}
+
+// Of this process.
+int n_threads() {
+  std::ifstream status("/proc/self/status");
+  std::string word;
+  int count = 0;
+  while (status >> word) {
+    if (word == "Threads:") {
+      status >> count;
+    }
+  }
+  return count;
 }
 
 }  // namespace
@@ -130,4 +150,161 @@ TEST_CASE("p2p progress: polling alone brings a message to its end") {
   }
   REQUIRE(received->is_done());
   REQUIRE(received->data() == message(1, 100000));
+}
+
+TEST_CASE("p2p progress: a callback waits for what it has left to the background thread") {
+  LocalGroup group(2);
+  Endpoint a(group, 0);
+  Endpoint b(group, 1);
+  constexpr int kRounds = 20;
+  std::vector<Bytes> received(kRounds + 1, Bytes(70000));
+  std::promise<void> end;
+  // Each message's callback receives the next one and waits for it, inside the callback before.
+  std::function<void(int)> receive = [&](int number) {
+    auto came = std::make_shared<std::promise<void>>();
+    auto op = std::make_shared<P2pOp>();
+    op->peer = 1;
+    op->tag = number;
+    op->data = received[static_cast<std::size_t>(number)].data();
+    op->bytes = received[static_cast<std::size_t>(number)].size();
+    op->deadline = patient();
+    op->on_done = [&, number, came](std::exception_ptr, int) {
+      if (number == kRounds) {
+        end.set_value();
+      } else {
+        receive(number + 1);
+      }
+      came->set_value();
+    };
+    a.engine().start(op);
+    expect(a.engine().watch(), "nobody watches");
+    if (number > 0 && came->get_future().wait_until(patient().at()) != std::future_status::ready) {
+      std::cerr << "a callback waits for its own thread; giving up\n";
+      std::abort();
+    }
+  };
+  receive(0);
+  for (int number = 0; number <= kRounds; ++number) {
+    b.send(0, number, message(static_cast<unsigned>(number), 70000))->finish();
+  }
+  REQUIRE(end.get_future().wait_until(patient().at()) == std::future_status::ready);
+  for (int number = 0; number <= kRounds; ++number) {
+    REQUIRE(received[static_cast<std::size_t>(number)] ==
+            message(static_cast<unsigned>(number), 70000));
+  }
+}
+
+TEST_CASE(
+    "p2p progress: threads whose place was taken end, and close waits for those that have not") {
+  LocalGroup group(2);
+  std::atomic<bool> has_come_back{false};
+  {
+    Endpoint a(group, 0);
+    Endpoint b(group, 1);
+    const auto left = a.receive(1, 99, 4);  // there is always something to be watched
+    constexpr int kRounds = 30;
+    for (int round = 0; round <= kRounds; ++round) {
+      const bool is_last = round == kRounds;
+      auto done = std::make_shared<std::promise<void>>();
+      auto data = std::make_shared<Bytes>(4);
+      auto op = std::make_shared<P2pOp>();
+      op->peer = 1;
+      op->data = data->data();
+      op->bytes = data->size();
+      op->deadline = patient();
+      op->on_done = [&, is_last, data, done](std::exception_ptr, int) {
+        expect(a.engine().watch() && a.engine().watch(), "nobody watches");
+        done->set_value();
+        if (is_last) {
+          std::this_thread::sleep_for(std::chrono::milliseconds(100));
+          has_come_back = true;
+        }
+      };
+      a.engine().start(op);
+      b.send(0, 0, message(1, 4))->finish();
+      REQUIRE(done->get_future().wait_until(patient().at()) == std::future_status::ready);
+    }
+    REQUIRE(n_threads() < 15);
+  }
+  REQUIRE(has_come_back);
+}
+
+namespace {
+
+// Of rank 0, from rank 1, started; `then` is the callback.
+void receive_and(Endpoint& end, int tag, Bytes* into, std::function<void()> then) {
+  auto op = std::make_shared<P2pOp>();
+  op->peer = 1;
+  op->tag = tag;
+  op->data = into->data();
+  op->bytes = into->size();
+  op->deadline = patient();
+  op->on_done = [then = std::move(then)](std::exception_ptr, int) { then(); };
+  end.engine().start(op);
+}
+
+void wait_or_give_up(std::promise<void>& promise) {
+  if (promise.get_future().wait_until(patient().at()) != std::future_status::ready) {
+    std::cerr << "a callback waits for what nobody moves; giving up\n";
+    std::abort();
+  }
+}
+
+}  // namespace
+
+TEST_CASE("p2p progress: a callback waits for one that has finished behind it") {
+  LocalGroup group(2);
+  Endpoint a(group, 0);
+  Endpoint b(group, 1);
+  for (const bool has_thread : {false, true}) {
+    std::vector<Bytes> received(2, Bytes(8));
+    if (has_thread) {  // and is awake
+      const auto bytes = message(3, 8);
+      const auto early = a.receive(1, 7, 8);
+      b.send(0, 7, bytes)->finish();
+      early->finish();
+    }
+    std::promise<void> second;
+    std::atomic<bool> is_over{false};
+    receive_and(a, 1, &received[0], [&] {
+      expect(a.engine().watch(), "nobody watches");
+      wait_or_give_up(second);
+      is_over = true;
+    });
+    receive_and(a, 2, &received[1], [&] { second.set_value(); });
+    const auto first_sent = b.send(0, 1, message(1, 8));
+    const auto second_sent = b.send(0, 2, message(2, 8));
+    while (!is_over) {
+      a.engine().poll();
+    }
+    first_sent->finish();
+    second_sent->finish();
+    REQUIRE(received[1] == message(2, 8));
+  }
+}
+
+TEST_CASE("p2p progress: a caller that waits carries out a callback that waits for another one") {
+  LocalGroup group(2);
+  Endpoint a(group, 0);
+  Endpoint b(group, 1);
+  std::vector<Bytes> received(2, Bytes(70000));
+  std::promise<void> inside;
+  std::promise<void> second;
+  std::atomic<bool> is_over{false};
+  receive_and(a, 1, &received[0], [&] {
+    receive_and(a, 2, &received[1], [&] { second.set_value(); });
+    expect(a.engine().watch(), "nobody watches");
+    inside.set_value();
+    wait_or_give_up(second);
+    is_over = true;
+  });
+  std::thread sender([&] {
+    const auto first_sent = b.send(0, 1, message(1, 70000));
+    first_sent->finish();
+    wait_or_give_up(inside);
+    b.send(0, 2, message(2, 70000))->finish();
+  });
+  a.engine().help_until([&] { return is_over.load(); }, nullptr);
+  sender.join();
+  REQUIRE(received[1] == message(2, 70000));
 }

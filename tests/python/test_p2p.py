@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 
 import pytest
@@ -233,6 +234,32 @@ def _future_in_a_callback(rank: int, world_size: int) -> None:
 
 def test_a_callback_that_asks_for_a_future_does_not_block_the_process() -> None:
     run_ranks(_future_in_a_callback, 2)
+
+
+def _future_of_a_message_in_a_callback(rank: int, world_size: int, count: int) -> None:
+    if rank == 1:
+        time.sleep(0.2)
+        first = dist.isend(torch.ones(3), 0, tag=1)
+        time.sleep(0.2)  # The callback waits by now.
+        second = dist.isend(torch.full((count,), 2.0), 0, tag=2)
+        first.wait()
+        second.wait()
+        return
+    received, ended = torch.zeros(count), threading.Event()
+
+    def then(_: torch.futures.Future) -> None:
+        dist.irecv(received, 1, tag=2).get_future().wait()
+        ended.set()
+
+    dist.irecv(torch.zeros(3), 1, tag=1).get_future().then(then)
+    assert ended.wait(20), "the callback waits for its own thread"
+    assert (received == 2.0).all()
+
+
+@pytest.mark.parametrize("count", [3, LARGE])
+def test_a_callback_that_waits_for_the_future_of_another_message(count: int) -> None:
+    gloo_lacks("no futures of messages")
+    run_ranks(_future_of_a_message_in_a_callback, 2, count)
 
 
 def _size_mismatch(rank: int, world_size: int, sent: int, expected: int) -> None:
