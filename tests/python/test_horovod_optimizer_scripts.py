@@ -225,6 +225,106 @@ def test_attributes() -> None:
     run_ranks(_attributes, 2)
 
 
+def _attributes_that_are_set(rank: int, size: int) -> None:
+    import horon.torch as hvd
+
+    pair = hvd.ProcessSet([0, 2])
+    with horovod(process_sets=[pair]):
+        for n_elements in (3, LARGE):
+            parameter = nn.Parameter(torch.zeros(n_elements))
+            optimizer = hvd.DistributedOptimizer(torch.optim.SGD([parameter], lr=1.0), [("a", parameter)])
+
+            def gradient(one: Any = optimizer, of: nn.Parameter = parameter) -> float:
+                one.zero_grad(set_to_none=False)
+                (of * (rank + 1)).sum().backward()
+                one.step()
+                assert of.grad.eq(of.grad[0]).all()
+                return of.grad[0].item()
+
+            assert gradient() == 2
+            optimizer.op = hvd.Sum
+            assert (optimizer.op, gradient(), gradient()) == (hvd.Sum, 6, 6)
+            optimizer.op = hvd.Max
+            assert gradient() == 3
+            optimizer.op = hvd.Average
+            optimizer.gradient_predivide_factor = 0.5
+            assert (optimizer.gradient_predivide_factor, gradient()) == (0.5, 2)
+            with pytest.raises(ValueError, match="not supported with op != Average"):
+                optimizer.op = hvd.Sum
+            optimizer.gradient_predivide_factor = 1.0
+            optimizer.process_set = pair
+            assert (optimizer.process_set, gradient()) == (pair, 2)  # the third rank's 2 is its own
+            assert optimizer._requires_update == ({parameter} if pair.included() else set())
+            optimizer.process_set = hvd.global_process_set
+            optimizer.op = hvd.Sum
+            assert gradient() == 6 and optimizer._requires_update == {parameter}
+
+            with pytest.raises(ValueError, match="was not added"):
+                optimizer.process_set = hvd.ProcessSet([0, 1])
+            with pytest.raises(ValueError, match="can not become Adasum"):
+                optimizer.op = hvd.Adasum
+            (parameter * (rank + 1)).sum().backward()
+            for name, value in (("op", hvd.Average), ("process_set", pair), ("sparse_as_dense", True)):
+                with pytest.raises(AssertionError, match=f"{name} was set after loss.backward"):
+                    setattr(optimizer, name, value)
+            optimizer.op = hvd.Sum  # it is already
+            optimizer.step()
+            found = optimizer.op, optimizer.process_set, optimizer.sparse_as_dense
+            assert found == (hvd.Sum, hvd.global_process_set, False)
+            assert gradient() == 6
+
+
+def test_attributes_that_are_set() -> None:
+    run_ranks(_attributes_that_are_set, 3)
+
+
+def _sparse_as_dense_that_is_set(rank: int, size: int) -> None:
+    with horovod() as hvd:
+        embedding = nn.Embedding(4, 2, sparse=True)
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(embedding.parameters(), lr=1.0))
+        for is_dense in (False, True, False):
+            optimizer.sparse_as_dense = is_dense
+            optimizer.zero_grad()
+            embedding(torch.tensor([rank])).sum().backward()
+            optimizer.step()
+            assert embedding.weight.grad.is_sparse
+            expected = torch.tensor([[1 / size] * 2] * size + [[0.0] * 2] * (4 - size))
+            assert torch.equal(embedding.weight.grad.to_dense(), expected)
+
+
+def test_sparse_as_dense_that_is_set() -> None:
+    run_ranks(_sparse_as_dense_that_is_set, 2)
+
+
+def _passes_set_at_any_time(rank: int, size: int) -> None:
+    with horovod() as hvd:
+        for n_elements, is_attribute in itertools.product((3, LARGE), (False, True)):
+            parameter = nn.Parameter(torch.zeros(n_elements))
+            optimizer = hvd.DistributedOptimizer(torch.optim.SGD([parameter], lr=1.0), [("a", parameter)], op=hvd.Sum)
+            for before, after in ((1, 3), (3, 2)):
+                optimizer.zero_grad()
+                for _ in range(before):
+                    (parameter * (rank + 1)).sum().backward()
+                if is_attribute:
+                    optimizer.backward_passes_per_step = after
+                else:
+                    optimizer.set_backward_passes_per_step(after)
+                optimizer.step()
+                assert parameter.grad.eq(before * sum(range(size + 1))).all(), "reduced twice, or not at all"
+            (parameter * 0).sum().backward()
+            optimizer.set_backward_passes_per_step(1)  # nothing has gone out: one more
+            (parameter * 0).sum().backward()
+            optimizer.step()
+            for bad in (0, -1):
+                with pytest.raises(ValueError, match="backward_passes_per_step must be > 0"):
+                    optimizer.backward_passes_per_step = bad
+            assert optimizer.backward_passes_per_step == 1
+
+
+def test_passes_set_at_any_time() -> None:
+    run_ranks(_passes_set_at_any_time, 2)
+
+
 def _synchronizes_by_hand(rank: int, size: int) -> None:
     with horovod() as hvd:
         for n_elements in (3, LARGE):

@@ -126,9 +126,11 @@ class GradientReducer:
         weakref.finalize(self, _C.forget_gradients, sizes)
 
     def set_passes(self, passes: int) -> None:
-        """Sets how many backward passes come before a gradient goes out, for passes that have not begun."""
+        """Sets how many backward passes come before a gradient goes out, from now on; once some have gone out, from
+        the next step on."""
         self.passes = passes
-        self._hooks.reset(passes)
+        if not any(bucket.is_out for bucket in self._buckets or ()):
+            self._hooks.reset(passes)
 
     @property
     def has_gradients(self) -> bool:

@@ -6,6 +6,7 @@ import inspect
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, cast
 
 import torch
@@ -23,10 +24,28 @@ from horon.torch._adasum_optimizer import (
 )
 from horon.torch._allreduce import allreduce, allreduce_
 from horon.torch._gradient_reducer import GradientReducer, Groups, ReductionOptions
+from horon.torch._issue import id_of
 from horon.torch._private_names import names_not_written
 from horon.torch.compression import Compression, Compressor
 
 Closure = Callable[[], Any]
+
+
+class _Option:
+    """An attribute of a DistributedOptimizer that was an argument of it. It may be set, on all ranks alike.
+
+    Gradients are reduced with the new value from the next backward pass on (Horovod reads its attributes whenever it
+    sends a gradient). A descriptor, since a __setattr__ would slow down every attribute that step() sets.
+    """
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, optimizer: Any, owner: type | None = None) -> Any:
+        return self if optimizer is None else getattr(optimizer._horon_options, self._name)
+
+    def __set__(self, optimizer: Any, value: Any) -> None:
+        optimizer._horon_set_option(self._name, value)
 
 
 class _DistributedOptimizer(torch.optim.Optimizer):
@@ -46,10 +65,48 @@ class _DistributedOptimizer(torch.optim.Optimizer):
     """See _requires_update; None until a script has looked at it or set it."""
     _horon_sets_to_none: bool
     """What the optimizer's own zero_grad() does when it is called without arguments."""
-    op: int
-    gradient_predivide_factor: float
-    sparse_as_dense: bool
-    process_set: ProcessSet
+    op = _Option()
+    gradient_predivide_factor = _Option()
+    sparse_as_dense = _Option()
+    process_set = _Option()
+
+    def _horon_set_option(self, name: str, value: Any) -> None:
+        """Sets one of the options above.
+
+        Raises:
+            AssertionError: Between backward() and step() or synchronize().
+            ValueError: The options do not go together; op=Adasum; a process set that was not added.
+        """
+        if value == getattr(self._horon_options, name):
+            return
+        self._horon_refuse_in_flight(f"optimizer.{name} was set")
+        options = replace(self._horon_options, **{name: value})
+        _check_options(options)
+        if options.op == Adasum and basics.size() > 1:
+            raise ValueError(
+                "horon: optimizer.op can not become Adasum, which combines the steps instead of the gradients. "
+                "Make another hvd.DistributedOptimizer with op=hvd.Adasum."
+            )
+        id_of(options.process_set)  # raises unless it was added
+        if name == "process_set":
+            self._horon_required = None  # other ranks take part, which have all of them required
+        self._horon_options = options
+        self._horon_start_reducer()
+
+    def _horon_start_reducer(self) -> None:
+        """Makes what reduces the gradients, with the options as they are now; None where nothing needs to be sent."""
+        self._horon_reducer = None  # takes its hooks off, before the new one's come
+        options = self._horon_options
+        if options.process_set.included() and basics.size() > 1 and options.process_set.size() != 1:
+            named = [(name, parameter) for parameter, name in self._parameter_names.items()]
+            self._horon_reducer = GradientReducer(named, self._horon_passes, options)
+
+    def _horon_refuse_in_flight(self, what: str) -> None:
+        if self._has_gradients():
+            raise AssertionError(
+                f"{what} after loss.backward() but before optimizer.step() or optimizer.synchronize(), while gradients "
+                "are on their way."
+            )
 
     @property
     def backward_passes_per_step(self) -> int:
@@ -91,10 +148,14 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         self._horon_required = parameters
 
     def set_backward_passes_per_step(self, passes: int) -> None:
-        """Sets how many backward passes come before step() or synchronize(). Call it after a step.
+        """Sets how many backward passes come before step() or synchronize(). Gradients on their way are not changed.
+
+        Raises:
+            ValueError: passes <= 0.
 
         Source: Horovod 0.28.1 ``set_backward_passes_per_step``.
         """
+        _check_passes(passes)
         self._horon_passes = passes
         if self._horon_reducer is not None:
             self._horon_reducer.set_passes(passes)
@@ -213,11 +274,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
 
         Horovod 0.28.1 steps on a new group's own gradients, unreduced, so that ranks part without a word.
         """
-        if self._has_gradients():
-            raise AssertionError(
-                "optimizer.add_param_group() was called after loss.backward() but before optimizer.step() or "
-                "optimizer.synchronize(), while gradients are on their way."
-            )
+        self._horon_refuse_in_flight("optimizer.add_param_group() was called")
         super().add_param_group(param_group)
         added, frozen = divide_by_need(name_last_group(self))
         self._horon_frozen += frozen
@@ -259,9 +316,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
             self._horon_required.update(parameter for _, parameter in named)
         self._parameter_names.update((parameter, name) for name, parameter in named)
         if self._horon_reducer is not None:
-            self._horon_reducer = None  # takes its hooks off, before the new one's come
-            everything = [(name, parameter) for parameter, name in self._parameter_names.items()]
-            self._horon_reducer = GradientReducer(everything, self._horon_passes, self._horon_options)
+            self._horon_start_reducer()
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise TypeError(NOT_COPIED)
@@ -328,8 +383,6 @@ def DistributedOptimizer(
 
     Source: Horovod 0.28.1 ``DistributedOptimizer``.
     """
-    if gradient_predivide_factor != 1.0 and op != Average:
-        raise ValueError("gradient_predivide_factor not supported with op != Average")
     if num_groups != 0:
         warnings.warn(
             "Parameter `num_groups` has been replaced by `groups` and will be removed in v0.23.0.",
@@ -337,8 +390,9 @@ def DistributedOptimizer(
             stacklevel=2,
         )
         groups = num_groups if groups is None else groups
-    if backward_passes_per_step <= 0:
-        raise ValueError("backward_passes_per_step must be > 0")
+    options = ReductionOptions(compression, op, gradient_predivide_factor, groups, sparse_as_dense, process_set)
+    _check_options(options)
+    _check_passes(backward_passes_per_step)
     _check_groups(groups)
     named, frozen = divide_by_need(_name_all(optimizer, named_parameters))
     if op == Adasum and basics.size() > 1:
@@ -355,17 +409,19 @@ def DistributedOptimizer(
     wrapped._horon_synchronizes_in_step = True
     wrapped._horon_required = None
     wrapped._horon_sets_to_none = _sets_to_none(type(optimizer))
-    wrapped.op = op
-    wrapped.gradient_predivide_factor = gradient_predivide_factor
-    wrapped.sparse_as_dense = sparse_as_dense
-    wrapped.process_set = process_set
-    wrapped._horon_reducer = None
-    wrapped._horon_options = ReductionOptions(
-        compression, op, gradient_predivide_factor, groups, sparse_as_dense, process_set
-    )
-    if process_set.included() and basics.size() > 1 and process_set.size() != 1:
-        wrapped._horon_reducer = GradientReducer(named, backward_passes_per_step, wrapped._horon_options)
+    wrapped._horon_options = options
+    wrapped._horon_start_reducer()
     return wrapped
+
+
+def _check_options(options: ReductionOptions) -> None:
+    if options.gradient_predivide_factor != 1.0 and options.op != Average:
+        raise ValueError("gradient_predivide_factor not supported with op != Average")
+
+
+def _check_passes(passes: int) -> None:
+    if passes <= 0:
+        raise ValueError("backward_passes_per_step must be > 0")
 
 
 def _sets_to_none(own: type[torch.optim.Optimizer]) -> bool:
