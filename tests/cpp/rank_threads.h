@@ -39,6 +39,12 @@ inline constexpr bool kHasThreadSanitizer = true;
 inline constexpr bool kHasThreadSanitizer = false;
 #endif
 
+#ifdef __SANITIZE_ADDRESS__
+inline constexpr bool kHasAddressSanitizer = true;
+#else
+inline constexpr bool kHasAddressSanitizer = false;
+#endif
+
 // For waits that are expected to end: long enough for any machine.
 inline Deadline patient() { return Deadline::after(std::chrono::seconds(80)); }
 

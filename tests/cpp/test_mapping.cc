@@ -10,6 +10,9 @@ using namespace horon;
 using namespace horon::testing;
 
 TEST_CASE("a process that may open no more files is told so when it asks for shared memory") {
+  if (kHasAddressSanitizer) {
+    return;  // its partner for undefined behaviour needs descriptors to look at memory
+  }
   const int is_told = in_child([] {
     const rlimit none{0, 0};
     if (::setrlimit(RLIMIT_NOFILE, &none) != 0) {
