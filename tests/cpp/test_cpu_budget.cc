@@ -1,17 +1,16 @@
 #include "core/cpu_budget.h"
 
 #include <sched.h>
-#include <unistd.h>
 
-#include <filesystem>
-#include <fstream>
 #include <map>
 #include <string>
 
 #include "catch.h"
 #include "core/error.h"
+#include "fake_cgroups.h"
 
 using namespace horon;
+using namespace horon::testing;
 
 namespace {
 
@@ -24,18 +23,8 @@ CpuBudget budget(std::vector<int> cpus, double quota = 0) {
 
 // What cgroup_quota() finds where the system says this.
 double quota_of(const std::string& membership, const std::map<std::string, std::string>& files) {
-  const std::filesystem::path folder =
-      std::filesystem::temp_directory_path() / concat("horon-test-cgroups-", ::getpid());
-  std::filesystem::create_directories(folder / "mount");
-  std::ofstream(folder / "membership") << membership;
-  for (const auto& [name, content] : files) {
-    const std::filesystem::path path = folder / "mount" / name;
-    std::filesystem::create_directories(path.parent_path());
-    std::ofstream(path) << content;
-  }
-  const double quota = cgroup_quota(folder / "membership", folder / "mount");
-  std::filesystem::remove_all(folder);
-  return quota;
+  const FakeCgroups cgroups(membership, files);
+  return cgroup_quota(cgroups.membership(), cgroups.mount());
 }
 
 }  // namespace
