@@ -8,7 +8,8 @@ NCCL_HOSTID of its own and NCCL goes over sockets; from NCCL 2.30 on NCCL_MULTI_
 
 Variables: HORON_GPU_TESTS_BACKEND (set by --backend; "horon", or "nccl" to check the tests themselves),
 HORON_GPU_TESTS_ON_SIMULATOR=1 (on the simulated CUDA of tests/cuda_simulator; what needs true kernels is skipped),
-HORON_GPU_TESTS_SPARES (processes in reserve).
+HORON_GPU_TESTS_SPARES (processes in reserve), HORON_GPU_TESTS_MAX_S (no test's ranks get more seconds than that before
+their stacks are shown and they are killed; where a GPU is lent for minutes only).
 """
 
 from __future__ import annotations
@@ -71,6 +72,11 @@ def simulator_environment() -> dict[str, str]:
     # Entries of streams are late by up to that much, so that what nobody waits for is not there in time.
     delay_us = os.environ.get("HORON_SIMULATOR_DELAY_US", "200")
     return {"LD_PRELOAD": preloaded, "HORON_SIMULATOR_DELAY_US": delay_us}
+
+
+def capped(timeout_s: float) -> float:
+    """The time limit, or HORON_GPU_TESTS_MAX_S where that is less."""
+    return min(timeout_s, float(os.environ.get("HORON_GPU_TESTS_MAX_S", "inf")))
 
 
 def nccl_version() -> tuple[int, ...]:
@@ -276,7 +282,7 @@ def run_ranks(
         more = {"number": number, "init": init, "store": store, "group_timeout_s": group_timeout_s, "env": env}
         worker.connection.send(_job(fn, rank, world_size, args, **more))
     try:
-        results, failures = _collect(workers, number, timeout)
+        results, failures = _collect(workers, number, capped(timeout))
     except BaseException:  # Ctrl-C, pytest's own time limits: nobody may find these workers in the middle of a job.
         for worker in pool.workers:
             worker.kill()
@@ -356,7 +362,7 @@ def run_fresh_processes(
         process.connection.send("once")
         more = {"init": True, "store": store, "group_timeout_s": group_timeout_s, "env": env}
         process.connection.send(_job(fn, rank, world_size, args, **more))
-    deadline = time.monotonic() + timeout
+    deadline = time.monotonic() + capped(timeout)
     outcomes = []
     for rank, process in enumerate(processes):
         timed_out = False
