@@ -84,6 +84,11 @@ def _output(command: list[str]) -> str:
         return "unknown"
 
 
+def rounds_for(n_ranks: int, rounds: int) -> int:
+    """Ranks that share a GPU get slices of its time, of a millisecond or two: a call that needs both takes as long."""
+    return rounds if n_ranks == 1 else max(rounds // 8, 3)
+
+
 def jobs_of(arguments: argparse.Namespace) -> Iterator[tuple[str, Any, int]]:
     """Yields what is measured in one go, on fresh processes: name, job, number of ranks."""
     import gpu_operations
@@ -95,10 +100,11 @@ def jobs_of(arguments: argparse.Namespace) -> Iterator[tuple[str, Any, int]]:
     if "pack" in arguments.parts:
         yield "pack", gpu_ranks.Job(gpu_pack.measure, (arguments.rounds,)), 1
     for n_ranks in arguments.ranks:
-        # Ranks that share a GPU get slices of its time, of a millisecond or two: a call that needs both takes as long.
-        rounds = arguments.rounds if n_ranks == 1 else max(arguments.rounds // 8, 3)
+        rounds = rounds_for(n_ranks, arguments.rounds)
         if "operations" in arguments.parts:
             for workload in WORKLOADS:
+                if arguments.workloads not in workload.name:
+                    continue
                 yield workload.name, gpu_ranks.Job(gpu_operations.measure, (rounds, workload.name)), n_ranks
         if "training" in arguments.parts:
             yield "training", gpu_ranks.Job(gpu_training.measure, (max(rounds // 2, 3),)), n_ranks
@@ -145,23 +151,29 @@ def _timed(name: str, job: Any, n_ranks: int) -> Any:
     return result
 
 
-def fit_cost(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Measures the constants, and both kinds of communicators, at each number of ranks."""
+def fit_cost(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Measures the constants, and both kinds of communicators, at each number of ranks; yields all that is known."""
     import gpu_fit
     import gpu_ranks
 
-    costs = [_timed("costs", gpu_ranks.Job(gpu_fit.costs, (arguments.rounds,)), n) for n in arguments.ranks]
+    costs: list[dict[str, Any]] = []
     cells: list[Cell] = []
     for n_ranks in arguments.ranks:
-        cells += _timed("communicators", gpu_ranks.Job(gpu_fit.communicators, (arguments.rounds,)), n_ranks)
-    plain = [{**one, "cells": [asdict(cell) for cell in one["cells"]]} for one in costs]
-    return {"costs": plain, "communicators": [asdict(cell) for cell in cells]}
+        job = gpu_ranks.Job(gpu_fit.costs, (rounds_for(n_ranks, arguments.rounds),))
+        one = _timed("costs", job, n_ranks)
+        costs.append({**one, "cells": [asdict(cell) for cell in one["cells"]]})
+        yield {"costs": costs, "communicators": []}
+    for n_ranks in arguments.ranks:
+        job = gpu_ranks.Job(gpu_fit.communicators, (rounds_for(n_ranks, arguments.rounds),))
+        cells += _timed("communicators", job, n_ranks)
+        yield {"costs": costs, "communicators": [asdict(cell) for cell in cells]}
 
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--parts", default=",".join(kParts), help="comma-separated")
     parser.add_argument("--ranks", default="1,2", help="numbers of ranks, comma-separated")
+    parser.add_argument("--workloads", default="", metavar="TEXT", help="only those of operations whose name has it")
     parser.add_argument("--rounds", type=int, default=40, help="turns of each contender")
     parser.add_argument("--fit-cost", action="store_true", help="only the constants of the fusion policy")
     parser.add_argument("--report", action="store_true", help="only write the report, from the JSON")
@@ -187,8 +199,9 @@ def main() -> int:
         machine = describe_machine()
         if arguments.fit_cost:
             try:
-                document["fit"] = {"machine": machine, **fit_cost(arguments)}
-                save(arguments.json, document)
+                for fit in fit_cost(arguments):
+                    document["fit"] = {"machine": machine, **fit}
+                    save(arguments.json, document)
             except ranks.RankFailed as error:
                 print(f"gpu: {error}; all ranks have been ended", file=sys.stderr)
                 all_done = False

@@ -1,11 +1,11 @@
-"""Tries other constants for the pack kernel: unrolling, threads, resident blocks, cache hints, bytes for each block.
+"""Tries other constants for the pack kernel: accesses and rounds of a warp, warps, resident blocks, cache hints.
 
     python benchmarks/gpu_pack_variants.py --build build/pack_variants                 # needs nvcc, and no GPU
     python benchmarks/gpu_pack_variants.py --run build/pack_variants --json out.json   # needs a GPU, and no nvcc
 
 Each variant is a program of its own, built from benchmarks/cuda/pack_variants.cu with csrc/cuda as it is now. Every
-program times all of its block sizes and a plain copy by the device in turn; ratios are of one program's run. The table
-shows, for each workload, the copy's time over the kernel's, with plan_pack's block size and with the best one.
+program times its kernel and a plain copy by the device in turn; ratios are of one program's run. The table shows, for
+each workload, the copy's time over the kernel's.
 """
 
 from __future__ import annotations
@@ -28,10 +28,11 @@ PROGRAM = ROOT / "benchmarks" / "cuda" / "pack_variants.cu"
 
 @dataclass(frozen=True)
 class Variant:
-    """Constants of csrc/cuda/pack_block.h and pack_kernels.cu; `streaming` adds evict-first hints."""
+    """Constants of csrc/cuda/pack_table.h and pack_kernels.cu; `streaming` adds evict-first hints."""
 
     unroll: int
-    threads: int
+    rounds: int
+    warps: int
     min_blocks: int
     streaming: int
 
@@ -40,35 +41,37 @@ class Variant:
         return "pack_" + "_".join(map(str, astuple(self)))
 
 
-# The first one is horon's own. Those that nvcc 13.0 can not compile without spilling are left out.
+# The first one is horon's own.
 VARIANTS = (
-    Variant(4, 256, 4, 0),
-    Variant(4, 256, 4, 1),
-    Variant(4, 256, 8, 0),
-    Variant(8, 256, 4, 0),
-    Variant(4, 512, 2, 0),
-    Variant(4, 128, 8, 0),
-    Variant(8, 512, 2, 0),
+    Variant(4, 1, 4, 7, 0),
+    Variant(4, 1, 4, 7, 1),
+    Variant(4, 1, 4, 7, 2),
+    Variant(4, 1, 4, 8, 0),
+    Variant(4, 1, 2, 14, 0),
+    Variant(4, 1, 8, 3, 0),
+    Variant(2, 1, 4, 8, 0),
+    Variant(4, 2, 4, 7, 0),
+    Variant(8, 1, 4, 5, 0),
 )
 
-_LOAD = "loaded[i] = loads[at + static_cast<std::uint64_t>(i) * n_threads];"
+_LOAD = "loaded[i] = loads[at + i * kWarpLanes];"
 _STREAMING_LOAD = """
 #if defined(__CUDA_ARCH__)
       if constexpr (sizeof(Load) == 16) {
         const uint4 hinted =
-            __ldcs(reinterpret_cast<const uint4*>(loads + at + static_cast<std::uint64_t>(i) * n_threads));
+            __ldcs(reinterpret_cast<const uint4*>(loads + at + i * kWarpLanes));
         memcpy(&loaded[i], &hinted, sizeof hinted);
       } else
 #endif
 """
-_STORE = "stores[at + static_cast<std::uint64_t>(i) * n_threads] = converted(loaded[i]);"
+_STORE = "stores[at + i * kWarpLanes] = converted(loaded[i]);"
 _STREAMING_STORE = """
 #if defined(__CUDA_ARCH__)
       if constexpr (sizeof(Store) == 16) {
         const Store value = converted(loaded[i]);
         uint4 hinted;
         memcpy(&hinted, &value, sizeof hinted);
-        __stcs(reinterpret_cast<uint4*>(stores + at + static_cast<std::uint64_t>(i) * n_threads), hinted);
+        __stcs(reinterpret_cast<uint4*>(stores + at + i * kWarpLanes), hinted);
       } else
 #endif
 """
@@ -86,10 +89,16 @@ def _sources(folder: Path, variant: Variant) -> Path:
     shutil.rmtree(root, ignore_errors=True)
     for part in ("cuda", "core"):
         shutil.copytree(ROOT / "csrc" / part, root / part)
+    table = root / "cuda" / "pack_table.h"
+    text = _replaced(table.read_text(), "kUnroll = 4;", f"kUnroll = {variant.unroll};")
+    per_warp = "kGrainsPerWarp = kUnroll * kWarpLanes"
+    table.write_text(_replaced(text, f"{per_warp};", f"{per_warp} * {variant.rounds};"))
     block = root / "cuda" / "pack_block.h"
-    text = _replaced(block.read_text(), "constexpr int kUnroll = 4;", f"constexpr int kUnroll = {variant.unroll};")
+    text = block.read_text()
     if variant.streaming:
-        text = _replaced(_replaced(text, _LOAD, _STREAMING_LOAD + _LOAD), _STORE, _STREAMING_STORE + _STORE)
+        text = _replaced(text, _LOAD, _STREAMING_LOAD + _LOAD)
+    if variant.streaming == 1:
+        text = _replaced(text, _STORE, _STREAMING_STORE + _STORE)
     block.write_text(text)
     return root
 
@@ -101,7 +110,7 @@ def build(folder: Path, architecture: str) -> None:
 
     def build_one(variant: Variant) -> None:
         sources = _sources(folder, variant)
-        constants = zip(("UNROLL", "THREADS", "MIN_BLOCKS", "STREAMING"), astuple(variant), strict=True)
+        constants = zip(("UNROLL", "ROUNDS", "WARPS", "MIN_BLOCKS", "STREAMING"), astuple(variant), strict=True)
         files = [PROGRAM, *(sources / name for name in ("cuda/pack_plan.cc", "core/error.cc", "core/dtype.cc"))]
         command = [nvcc, "-std=c++20", "-O3", f"-arch={architecture}", "-Xptxas=-v", "-cudart=static", f"-I{sources}"]
         command += [f"-D{name}={value}" for name, value in constants]
@@ -124,6 +133,7 @@ def _workloads() -> str:
     sizes = {
         "64 MiB, one": [64 * kMiB],
         "64 MiB, skewed": [4 * n for n in gpu_workloads.skewed_sizes()],
+        "64 MiB, skewed, small first": [4 * n for n in reversed(gpu_workloads.skewed_sizes())],
         "161 gradients": [4 * prod(shape) for shape in gpu_workloads.resnet50_shapes()],
         "1,000 x 4 KiB": [4 * kKiB] * 1000,
         "100 x 10 KiB": [10 * kKiB] * 100,
@@ -147,15 +157,13 @@ def run(folder: Path, rounds: int) -> list[dict[str, Any]]:
 
 def table(rows: list[dict[str, Any]]) -> str:
     """Returns the time of a plain copy over that of each variant."""
-    lines = ["| workload | what | unroll, threads, blocks, hint | copy (us) | planned | best | with |"]
-    lines.append("|---|---|---|---|---|---|---|")
-    for row in sorted(rows, key=lambda row: (row["workload"], row["kind"])):
-        copy = row["us"].pop("copy")
-        best = min(row["us"], key=row["us"].get)
-        constants = ", ".join(str(row[name]) for name in ("unroll", "threads", "min_blocks", "streaming"))
-        kib = row["planned_kib"] if best == "0" else best
-        figures = f"{copy:.1f} | {copy / row['us']['0']:.3f} | {copy / row['us'][best]:.3f} | {kib} KiB"
-        lines.append(f"| {row['workload']} | {row['kind']} | {constants} | {figures} |")
+    constants = ("unroll", "rounds", "warps", "min_blocks", "streaming")
+    lines = [f"| workload | what | {', '.join(constants)} | copy (us) | kernel (us) | ratio |"]
+    lines.append("|---|---|---|---|---|---|")
+    for row in sorted(rows, key=lambda row: (row["workload"], row["kind"], row["us"])):
+        figures = f"{row['copy_us']:.1f} | {row['us']:.1f} | {row['copy_us'] / row['us']:.3f}"
+        own = ", ".join(str(row[name]) for name in constants)
+        lines.append(f"| {row['workload']} | {row['kind']} | {own} | {figures} |")
     return "\n".join(lines)
 
 

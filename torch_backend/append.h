@@ -3,11 +3,17 @@
 
 #include <algorithm>
 #include <iterator>
+#include <utility>
 
 namespace horon::torch_backend {
 
 template <class Vector>
 void append(Vector& to, Vector& from) {
+  if (to.empty()) {
+    to = std::move(from);
+    return;
+  }
+  to.reserve(to.size() + from.size());
   std::move(from.begin(), from.end(), std::back_inserter(to));
 }
 

@@ -168,6 +168,8 @@ Collective RequestBuilder::all_reduce(OpKind kind, const TensorList& tensors,
   }
   const PerRank<ConstSpan> memory = memory_of_all(tensors);
   const SpanIndex index(memory);
+  collective.requests.reserve(tensors.size());
+  collective.kept_alive.reserve(tensors.size());
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     Request request = start(kind, tensors[i]);
     request.op = reduction.op;

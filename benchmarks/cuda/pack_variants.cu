@@ -1,12 +1,12 @@
 // Times the pack kernel with other constants than horon's own, against a plain copy of the device.
 //
 // gpu_pack_variants.py builds one program for each set of constants, with
-//   THREADS, MIN_BLOCKS   as kThreads and kBlocksPerMultiprocessor of csrc/cuda/pack_kernels.cu
-//   UNROLL                as kUnroll of csrc/cuda/pack_block.h
-//   STREAMING             1: loads and stores with the evict-first hint
-// and each tries several numbers of bytes for each block; 0 stands for what plan_pack chose. One
-// line of JSON for each workload: medians of the rounds in microseconds, all variants and the copy
-// in turn.
+//   WARPS, MIN_BLOCKS     as kWarpsPerBlock and kBlocksPerMultiprocessor of
+//   csrc/cuda/pack_kernels.cu UNROLL, ROUNDS        kUnroll and kGrainsPerWarp / (kUnroll *
+//   kWarpLanes) of csrc/cuda/pack_table.h STREAMING             1: loads and stores with the
+//   evict-first hint; 2: only the loads
+// One line of JSON for each workload: medians of the rounds in microseconds, the kernel and the
+// copy in turn.
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -26,7 +26,6 @@ namespace {
 
 constexpr std::size_t kSourceAlignment = 512;  // as torch's allocator
 constexpr std::size_t kBufferAlignment = 16;
-constexpr unsigned kBlockKiB[] = {0, 4, 8, 16, 32, 64, 128};
 constexpr int kWarmUp = 2;
 constexpr long long kHeadStartCycles =
     60'000;  // the host is ahead of the device when the clock starts
@@ -39,9 +38,9 @@ void check(cudaError_t error, const char* what) {
 }
 
 template <std::uint32_t kCapacity>
-__global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
+__global__ void __launch_bounds__(WARPS* kWarpLanes, MIN_BLOCKS)
     pack_kernel(const __grid_constant__ PackTable<kCapacity> table) {
-  run_pack_thread(table, blockIdx.x, threadIdx.x, THREADS);
+  run_pack_lane(table, blockIdx.x * WARPS + threadIdx.x / kWarpLanes, threadIdx.x % kWarpLanes);
 }
 
 __global__ void head_start(long long cycles) {
@@ -55,7 +54,8 @@ void launch(const PackLaunch& planned, cudaStream_t stream) {
   static PackTable<kCapacity> table;
   table.header = planned.header;
   std::copy(planned.parts.begin(), planned.parts.end(), table.parts);
-  pack_kernel<kCapacity><<<planned.n_blocks(), THREADS, 0, stream>>>(table);
+  const unsigned n_blocks = (planned.n_warps() + WARPS - 1) / WARPS;
+  pack_kernel<kCapacity><<<n_blocks, WARPS * kWarpLanes, 0, stream>>>(table);
 }
 
 void launch_all(const std::vector<PackLaunch>& launches, cudaStream_t stream) {
@@ -87,8 +87,6 @@ class Bench {
     check(cudaStreamCreate(&stream_), "cudaStreamCreate");
     check(cudaEventCreate(&begin_), "cudaEventCreate");
     check(cudaEventCreate(&end_), "cudaEventCreate");
-    check(cudaDeviceGetAttribute(&n_multiprocessors_, cudaDevAttrMultiProcessorCount, 0),
-          "cudaDeviceGetAttribute");
   }
 
   void run(const Workload& workload) {
@@ -103,21 +101,18 @@ class Bench {
     char* copied = allocate(room);
     check(cudaMemset(source, 0x3f, room), "cudaMemset");  // 0.747 in every float
     for (const Kind kind : {Kind::kCopy, Kind::kScale, Kind::kToBFloat16}) {
-      std::vector<std::vector<PackLaunch>> plans;
-      for (const unsigned kib : kBlockKiB) {
-        plans.push_back(planned(workload, kind, source, packed, kib));
-      }
-      std::vector<std::vector<float>> microseconds(plans.size() + 1);
+      const std::vector<PackLaunch> launches = planned(workload, kind, source, packed);
+      std::vector<float> kernel;
+      std::vector<float> plain;
       for (int round = -kWarmUp; round < n_rounds_; ++round) {
-        for (std::size_t i = 0; i <= plans.size(); ++i) {
-          const float took = i < plans.size() ? timed([&] { launch_all(plans[i], stream_); })
-                                              : timed([&] { copy(copied, source, moved); });
-          if (round >= 0) {
-            microseconds[i].push_back(took);
-          }
+        const float took = timed([&] { launch_all(launches, stream_); });
+        const float took_plain = timed([&] { copy(copied, source, moved); });
+        if (round >= 0) {
+          kernel.push_back(took);
+          plain.push_back(took_plain);
         }
       }
-      print(workload, kind, plans, microseconds);
+      print(workload, kind, launches.size(), median(kernel), median(plain));
     }
     for (char* memory : {source, packed, copied}) {
       check(cudaFree(memory), "cudaFree");
@@ -131,8 +126,8 @@ class Bench {
     return memory;
   }
 
-  std::vector<PackLaunch> planned(const Workload& workload, Kind kind, char* source, char* packed,
-                                  unsigned block_kib) const {
+  std::vector<PackLaunch> planned(const Workload& workload, Kind kind, char* source,
+                                  char* packed) const {
     std::vector<PackTensor> tensors;
     std::size_t at = 0;
     std::size_t offset = 0;
@@ -148,17 +143,8 @@ class Bench {
       at += rounded_up(bytes, kSourceAlignment);
       offset += rounded_up(half ? bytes / 2 : bytes, kBufferAlignment);
     }
-    PackOptions options;
-    options.factor = kind == Kind::kScale ? 0.5 : 1.0;
-    options.n_multiprocessors = static_cast<std::uint32_t>(n_multiprocessors_);
-    std::vector<PackLaunch> launches =
-        plan_pack(PackDirection::kPack, tensors, reinterpret_cast<std::uint64_t>(packed), options);
-    if (block_kib != 0) {
-      for (PackLaunch& launch : launches) {
-        launch.header.grains_per_block = block_kib * 1024 / kGrainBytes;
-      }
-    }
-    return launches;
+    return plan_pack(PackDirection::kPack, tensors, reinterpret_cast<std::uint64_t>(packed),
+                     kind == Kind::kScale ? 0.5 : 1.0);
   }
 
   void copy(char* destination, const char* source, std::size_t bytes) {
@@ -179,28 +165,23 @@ class Bench {
     return milliseconds * 1e3f;
   }
 
-  static void print(const Workload& workload, Kind kind,
-                    const std::vector<std::vector<PackLaunch>>& plans,
-                    std::vector<std::vector<float>>& microseconds) {
-    const auto median = [](std::vector<float>& values) {
-      std::sort(values.begin(), values.end());
-      return values[values.size() / 2];
-    };
+  static float median(std::vector<float>& values) {
+    std::sort(values.begin(), values.end());
+    return values[values.size() / 2];
+  }
+
+  static void print(const Workload& workload, Kind kind, std::size_t n_launches, float kernel,
+                    float plain) {
     std::printf(
-        "{\"workload\": \"%s\", \"kind\": \"%s\", \"unroll\": %d, \"threads\": %d, "
-        "\"min_blocks\": %d, \"streaming\": %d, \"launches\": %zu, \"planned_kib\": %u, \"us\": {",
-        workload.name.c_str(), name_of(kind), UNROLL, THREADS, MIN_BLOCKS, STREAMING,
-        plans[0].size(),
-        static_cast<unsigned>(plans[0][0].header.grains_per_block * kGrainBytes / 1024));
-    for (std::size_t i = 0; i < plans.size(); ++i) {
-      std::printf("\"%u\": %.2f, ", kBlockKiB[i], median(microseconds[i]));
-    }
-    std::printf("\"copy\": %.2f}}\n", median(microseconds.back()));
+        "{\"workload\": \"%s\", \"kind\": \"%s\", \"unroll\": %d, \"rounds\": %d, \"warps\": %d, "
+        "\"min_blocks\": %d, \"streaming\": %d, \"launches\": %zu, \"us\": %.2f, \"copy_us\": "
+        "%.2f}\n",
+        workload.name.c_str(), name_of(kind), UNROLL, ROUNDS, WARPS, MIN_BLOCKS, STREAMING,
+        n_launches, kernel, plain);
     std::fflush(stdout);
   }
 
   int n_rounds_;
-  int n_multiprocessors_ = 0;
   cudaStream_t stream_ = nullptr;
   cudaEvent_t begin_ = nullptr;
   cudaEvent_t end_ = nullptr;

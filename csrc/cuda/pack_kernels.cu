@@ -7,15 +7,16 @@
 namespace horon {
 namespace {
 
-constexpr unsigned kThreads = 256;
-// At least so many are resident, with 64 registers a thread: without the bound, nvcc spills.
-constexpr unsigned kBlocksPerMultiprocessor = 4;
+constexpr unsigned kWarpsPerBlock = 4;
+// At least so many are resident. With 8, which leaves 64 registers a thread, nvcc 13.0 spills.
+constexpr unsigned kBlocksPerMultiprocessor = 7;
 
 // __grid_constant__: the table is read where the launch put it, not copied for each thread.
 template <std::uint32_t kCapacity>
-__global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
+__global__ void __launch_bounds__(kWarpsPerBlock* kWarpLanes, kBlocksPerMultiprocessor)
     pack_kernel(const __grid_constant__ PackTable<kCapacity> table) {
-  run_pack_thread(table, blockIdx.x, threadIdx.x, kThreads);
+  run_pack_lane(table, blockIdx.x * kWarpsPerBlock + threadIdx.x / kWarpLanes,
+                threadIdx.x % kWarpLanes);
 }
 
 template <std::uint32_t kCapacity>
@@ -23,9 +24,10 @@ void launch(const PackLaunch& planned, cudaStream_t stream) {
   PackTable<kCapacity> table;  // entries beyond n_parts are never read
   table.header = planned.header;
   std::copy(planned.parts.begin(), planned.parts.end(), table.parts);
-  pack_kernel<kCapacity><<<planned.n_blocks(), kThreads, 0, stream>>>(table);
+  const unsigned n_blocks = (planned.n_warps() + kWarpsPerBlock - 1) / kWarpsPerBlock;
+  pack_kernel<kCapacity><<<n_blocks, kWarpsPerBlock * kWarpLanes, 0, stream>>>(table);
   HORON_CUDA_CHECK(cudaGetLastError(), "launch of the pack kernel with ", planned.parts.size(),
-                   " parts in ", planned.n_blocks(), " blocks");
+                   " parts in ", n_blocks, " blocks");
 }
 
 }  // namespace
@@ -48,13 +50,6 @@ void load_pack_kernels() {
                    "the pack kernel");
   HORON_CUDA_CHECK(cudaFuncGetAttributes(&attributes, pack_kernel<kLargeTableParts>),
                    "the pack kernel");
-}
-
-std::uint32_t multiprocessors_of(int device) {
-  int count = 0;
-  HORON_CUDA_CHECK(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device),
-                   "device ", device);
-  return static_cast<std::uint32_t>(count);
 }
 
 }  // namespace horon

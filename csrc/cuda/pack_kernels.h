@@ -17,7 +17,4 @@ void launch_pack(const std::vector<PackLaunch>& launches, StreamHandle stream);
 // GPU runs, and that may wait for other ranks. Throws CudaError.
 void load_pack_kernels();
 
-// For PackOptions. Throws CudaError.
-std::uint32_t multiprocessors_of(int device);
-
 }  // namespace horon

@@ -9,12 +9,6 @@
 namespace horon {
 namespace {
 
-// Assumptions, until measured on a GPU: a block of 256 threads with 8 accesses each pays for its
-// search; smaller ones pay while the device is not full.
-constexpr std::uint64_t kLargestBlockBytes = std::uint64_t{32} * 1024;
-constexpr std::uint64_t kSmallestBlockBytes = std::uint64_t{4} * 1024;
-constexpr std::uint64_t kBlocksPerMultiprocessor = 8;
-
 constexpr std::uint64_t kMaxGrains = std::numeric_limits<std::uint32_t>::max();
 
 struct ElementSizes {
@@ -45,6 +39,11 @@ struct Range {
   std::uint8_t access_bytes = 0;
 };
 
+// Divisions would be most of a plan's time.
+bool is_multiple(std::uint64_t address, std::uint64_t power_of_two) {
+  return (address & (power_of_two - 1)) == 0;
+}
+
 // How one range is accessed: `head` elements one by one, then accesses of `access_bytes`.
 struct Alignment {
   std::uint64_t head = 0;
@@ -57,8 +56,8 @@ Alignment widest_access(const Range& range, const ElementSizes& sizes) {
   for (std::uint64_t access = kGrainBytes; access > wide; access /= 2) {
     const std::uint64_t elements = access / wide;
     for (std::uint64_t head = 0; head < elements; ++head) {
-      if ((range.source + head * sizes.source) % (elements * sizes.source) == 0 &&
-          (range.destination + head * sizes.destination) % (elements * sizes.destination) == 0) {
+      if (is_multiple(range.source + head * sizes.source, elements * sizes.source) &&
+          is_multiple(range.destination + head * sizes.destination, elements * sizes.destination)) {
         return {head, access};
       }
     }
@@ -71,8 +70,8 @@ Alignment widest_access(const Range& range, const ElementSizes& sizes) {
 
 void check_addresses(const Range& range) {
   const ElementSizes sizes = sizes_of(range.conversion);  // 1 for what is copied as bytes
-  if (range.source == 0 || range.destination == 0 || range.source % sizes.source != 0 ||
-      range.destination % sizes.destination != 0) {
+  if (range.source == 0 || range.destination == 0 || !is_multiple(range.source, sizes.source) ||
+      !is_multiple(range.destination, sizes.destination)) {
     throw UsageError(concat("pack: ", range.elements, " elements go from address ", range.source,
                             " to ", range.destination, ", expected memory that is aligned to ",
                             sizes.source, " and ", sizes.destination,
@@ -82,7 +81,7 @@ void check_addresses(const Range& range) {
 
 class Planner {
  public:
-  explicit Planner(const PackOptions& options) : options_(options) {}
+  Planner(std::size_t n_ranges, double factor) : n_ranges_(n_ranges), factor_(factor) {}
 
   void add(Range range) {
     if (range.elements == 0) {
@@ -106,8 +105,7 @@ class Planner {
   std::vector<PackLaunch> finish() {
     for (PackLaunch& launch : launches_) {
       launch.header.n_parts = static_cast<std::uint32_t>(launch.parts.size());
-      launch.header.factor = options_.factor;
-      launch.header.grains_per_block = grains_per_block(launch.header.n_grains);
+      launch.header.factor = factor_;
     }
     return std::move(launches_);
   }
@@ -141,7 +139,7 @@ class Planner {
     const std::uint64_t per_grain = elements_per_grain(range.conversion);
     const std::uint64_t grains = (range.elements + per_grain - 1) / per_grain;
     if (needs_launch() || launches_.back().header.n_grains + grains > kMaxGrains) {
-      launches_.emplace_back();
+      launches_.emplace_back().parts.reserve(std::min<std::size_t>(n_ranges_, kLargeTableParts));
     }
     PackLaunch& launch = launches_.back();
     const std::uint64_t last = range.elements - (grains - 1) * per_grain;
@@ -150,17 +148,8 @@ class Planner {
     launch.header.n_grains += static_cast<std::uint32_t>(grains);
   }
 
-  std::uint32_t grains_per_block(std::uint64_t n_grains) const {
-    const std::uint64_t blocks =
-        kBlocksPerMultiprocessor * std::max<std::uint64_t>(options_.n_multiprocessors, 1);
-    const std::uint64_t bytes = (n_grains * kGrainBytes + blocks - 1) / blocks;
-    const std::uint64_t bounded = std::clamp(bytes, kSmallestBlockBytes, kLargestBlockBytes);
-    // Whole accesses of all threads of a block.
-    return static_cast<std::uint32_t>((bounded + kSmallestBlockBytes - 1) / kSmallestBlockBytes *
-                                      (kSmallestBlockBytes / kGrainBytes));
-  }
-
-  const PackOptions options_;
+  const std::size_t n_ranges_;
+  const double factor_;
   std::vector<PackLaunch> launches_;
 };
 
@@ -204,15 +193,14 @@ PackConversion conversion_between(DType source, DType destination, double factor
 }
 
 std::vector<PackLaunch> plan_pack(PackDirection direction, const std::vector<PackTensor>& tensors,
-                                  std::uint64_t buffer_address, const PackOptions& options) {
-  Planner planner(options);
+                                  std::uint64_t buffer_address, double factor) {
+  Planner planner(tensors.size(), factor);
   for (const PackTensor& tensor : tensors) {
     const bool packs = direction == PackDirection::kPack;
     const std::uint64_t in_buffer = buffer_address + tensor.buffer_offset;
     Range range;
-    range.conversion =
-        conversion_between(packs ? tensor.dtype : tensor.buffer_dtype,
-                           packs ? tensor.buffer_dtype : tensor.dtype, options.factor);
+    range.conversion = conversion_between(packs ? tensor.dtype : tensor.buffer_dtype,
+                                          packs ? tensor.buffer_dtype : tensor.dtype, factor);
     range.source = packs ? tensor.address : in_buffer;
     range.destination = packs ? in_buffer : tensor.address;
     range.elements = tensor.elements *
@@ -222,9 +210,8 @@ std::vector<PackLaunch> plan_pack(PackDirection direction, const std::vector<Pac
   return planner.finish();
 }
 
-std::vector<PackLaunch> plan_copies(const std::vector<ByteCopy>& copies,
-                                    const PackOptions& options) {
-  Planner planner(options);
+std::vector<PackLaunch> plan_copies(const std::vector<ByteCopy>& copies) {
+  Planner planner(copies.size(), 1.0);
   for (const ByteCopy& copy : copies) {
     Range range;
     range.conversion = PackConversion::kCopy;

@@ -22,28 +22,19 @@ struct PackTensor {
   DType buffer_dtype = DType::kFloat32;  // differs from dtype for compression
 };
 
-struct PackOptions {
-  double factor = 1.0;  // multiplies every element; 1 leaves the bits alone
-  // Of the device. Bounds how finely a small batch is divided.
-  std::uint32_t n_multiprocessors = 108;
-};
-
 struct PackLaunch {
   PackTableHeader header{};
   std::vector<PackPart> parts;
 
-  std::uint32_t n_blocks() const {
-    return static_cast<std::uint32_t>(
-        (std::uint64_t{header.n_grains} + header.grains_per_block - 1) / header.grains_per_block);
-  }
+  std::uint32_t n_warps() const { return (header.n_grains - 1) / kGrainsPerWarp + 1; }
 };
 
-// The fewest launches that do everything; none where there is nothing to do. See Note [Blocks of
-// bytes]. The result does not depend on n_multiprocessors, only how it is divided does.
+// The fewest launches that do everything; none where there is nothing to do. See Note [Warps of
+// bytes]. Every element is multiplied by the factor; 1 leaves the bits alone.
 // Throws UsageError: a factor for a type that has no fractions; a cast that is not between float32
 // and a half type; a tensor without memory, or not aligned to its elements.
 std::vector<PackLaunch> plan_pack(PackDirection direction, const std::vector<PackTensor>& tensors,
-                                  std::uint64_t buffer_address, const PackOptions& options);
+                                  std::uint64_t buffer_address, double factor = 1.0);
 
 struct ByteCopy {
   std::uint64_t source = 0;       // address
@@ -51,9 +42,8 @@ struct ByteCopy {
   std::uint64_t bytes = 0;
 };
 
-// Many copies at once, without a buffer; options.factor is not looked at. Throws UsageError.
-std::vector<PackLaunch> plan_copies(const std::vector<ByteCopy>& copies,
-                                    const PackOptions& options);
+// Many copies at once, without a buffer. Throws UsageError.
+std::vector<PackLaunch> plan_copies(const std::vector<ByteCopy>& copies);
 
 // Throws UsageError as plan_pack.
 PackConversion conversion_between(DType source, DType destination, double factor);

@@ -1,19 +1,22 @@
 // What one launch of the pack kernel gets as its parameter: a table of parts, each a contiguous
 // range that is copied, scaled or cast from one place to another.
 //
-// Note [Blocks of bytes]
+// Note [Warps of bytes]
 // The parts lie one after another on an axis of grains, 16 bytes of the wider side each. Every
-// block takes the same number of grains, wherever parts begin and end: it finds its first part by a
+// warp takes the same number of grains, wherever parts begin and end: it finds its first part by a
 // binary search and goes on until its grains are used up. So a tensor of 100 MiB keeps as many
-// blocks busy as it needs, and one block takes several of 1 KiB. A part begins on a grain, and the
-// accesses of 16 bytes never cross one, so no block divides an access.
+// warps busy as it needs, and one warp takes several of 100 bytes. A part begins on a grain, and
+// the accesses of 16 bytes never cross one, so no warp divides an access. What a warp takes is what
+// its lanes have under way at a time: it waits for memory once, or once for each of a few parts.
+// (Blocks that went through their parts one after another took twice the time of a plain copy for
+// 64 MiB in skewed sizes: 1 us for each small part, docs/gpu-results.md.)
 //
 // Note [Kernel parameters]
 // The table travels in the kernel's parameters, never in device memory: nothing has to be staged,
 // kept until the copy is done, or copied again when a captured graph is replayed. A launch holds
 // up to 32,764 bytes (from CUDA 12.1 and compute capability 7.0 on): 1,364 parts. More parts take
 // another launch, which is still cheaper than staging a table would be. Parameters are copied at
-// each launch, so what fits the classic 4 KiB, 169 parts, uses a kernel that has no more: the 161
+// each launch, so what fits the classic 4 KiB, 170 parts, uses a kernel that has no more: the 161
 // gradients of a ResNet-50 do. That is why a part does not say how long it is, which the next one's
 // beginning tells, but for its last grain.
 #pragma once
@@ -24,6 +27,10 @@
 namespace horon {
 
 inline constexpr std::uint32_t kGrainBytes = 16;
+inline constexpr std::uint32_t kWarpLanes = 32;
+// How many accesses a lane has under way at a time.
+inline constexpr std::uint32_t kUnroll = 4;
+inline constexpr std::uint32_t kGrainsPerWarp = kUnroll * kWarpLanes;
 
 // From one element type to another, multiplied by a factor on the way. Factor 1 changes nothing.
 enum class PackConversion : std::uint8_t {
@@ -54,7 +61,6 @@ struct PackTableHeader {
   double factor;
   std::uint32_t n_parts;
   std::uint32_t n_grains;  // on the whole axis
-  std::uint32_t grains_per_block;
 };
 
 inline constexpr std::size_t kClassicParameterBytes = 4096;

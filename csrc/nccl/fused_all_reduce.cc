@@ -77,16 +77,12 @@ FusedAllReduce plan_fused_all_reduce(const std::vector<Request>& requests, const
   const Request& first = requests[batch.tensors[0]];
   const Scaling scaling = scaling_of(first, place.n_ranks);
   const auto address = reinterpret_cast<std::uint64_t>(place.buffer);
-  PackOptions options;
-  options.n_multiprocessors = place.n_multiprocessors;
-
   FusedAllReduce fused;
-  options.factor = scaling.before;
   fused.pack = plan_pack(PackDirection::kPack, pack_tensors(requests, batch, PackDirection::kPack),
-                         address, options);
-  options.factor = scaling.after;
-  fused.unpack = plan_pack(PackDirection::kUnpack,
-                           pack_tensors(requests, batch, PackDirection::kUnpack), address, options);
+                         address, scaling.before);
+  fused.unpack =
+      plan_pack(PackDirection::kUnpack, pack_tensors(requests, batch, PackDirection::kUnpack),
+                address, scaling.after);
   fused.call.function = NcclFunction::kAllReduce;
   fused.call.send = place.buffer;
   fused.call.recv = place.buffer;

@@ -23,7 +23,6 @@ struct FusedPlace {
   int n_ranks = 1;
   Float8 float8 = Float8::kNone;  // of requests whose dtype is kOpaque
   std::byte* buffer = nullptr;    // device memory of FusionBatch::bytes, aligned to 256
-  std::uint32_t n_multiprocessors = PackOptions{}.n_multiprocessors;
 };
 
 // What decide_fusion needs to know about the requests, which are all-reduces.

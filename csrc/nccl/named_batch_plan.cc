@@ -53,9 +53,7 @@ class BatchPlanner {
         place_(place),
         make_scratch_(make_scratch),
         n_(static_cast<std::size_t>(place.n_ranks)),
-        rank_(static_cast<std::size_t>(place.rank)) {
-    options_.n_multiprocessors = place.n_multiprocessors;
-  }
+        rank_(static_cast<std::size_t>(place.rank)) {}
 
   NamedBatchPlan run() {
     switch (request().kind) {
@@ -112,10 +110,8 @@ class BatchPlanner {
 
   void scale(std::vector<PackLaunch>& launches, const std::byte* from, std::byte* to,
              const TensorSpec& spec, std::uint64_t elements, double factor) {
-    PackOptions options = options_;
-    options.factor = factor;
     append(launches, plan_pack(PackDirection::kPack, {scaled(from, 0, spec, elements)},
-                               address_of(to), options));
+                               address_of(to), factor));
   }
 
   void call(NcclFunction function, const void* send, void* recv, std::size_t bytes,
@@ -135,14 +131,19 @@ class BatchPlanner {
     place.rank = place_.rank;
     place.n_ranks = place_.n_ranks;
     NcclPlan made = plan_nccl({collective}, place);
-    HORON_CHECK(made.before.empty() && made.after.empty(), name(request().kind),
-                ": its parts do not lie side by side");
+    HORON_CHECK((made.before.empty() || place_.n_ranks == 1) && made.after.empty(),
+                name(request().kind), ": its parts do not lie side by side");
+    append(plan_.after, plan_copies(made.before));  // instead of calls: Note [Groups of one]
     std::move(made.calls.begin(), made.calls.end(), std::back_inserter(plan_.calls));
   }
 
   void all_reduce() {
     const DType dtype = first().spec().dtype;
     const Scaling scaling = scaling_of(request(), dtype, place_.n_ranks);
+    if (place_.n_ranks == 1) {
+      all_reduce_of_one(scaling.before * scaling.after);
+      return;
+    }
     const NcclReduction reduction =
         nccl_reduction(OpKind::kAllReduce, dtype, Float8::kNone, scaling.op, 1.0);
     std::vector<FusionTensor> tensors;
@@ -157,6 +158,20 @@ class BatchPlanner {
     for (const std::size_t index : decision.direct) {
       all_reduce_alone(batch_.tensors[index], scaling, reduction);
     }
+  }
+
+  // See Note [Groups of one] in nccl_plan.h.
+  void all_reduce_of_one(double factor) {
+    std::vector<PackTensor> tensors;
+    for (const BatchTensor& tensor : batch_.tensors) {
+      const NamedOperation::Tensor* own = tensor.own();
+      if (own != nullptr && (own->input.data != own->output.data || factor != 1.0)) {
+        const TensorSpec& spec = tensor.spec();
+        tensors.push_back(
+            scaled(own->input.data, address_of(own->output.data), spec, spec.elements()));
+      }
+    }
+    append(plan_.before, plan_pack(PackDirection::kPack, tensors, 0, factor));
   }
 
   void all_reduce_alone(const BatchTensor& tensor, const Scaling& scaling,
@@ -217,15 +232,14 @@ class BatchPlanner {
         plan_.zeros.push_back({memory + offset, spec.bytes()});
       }
     }
-    PackOptions options = options_;
-    options.factor = scaling.before;
-    if (!is_in_place || options.factor != 1.0) {
-      append(plan_.before, plan_pack(PackDirection::kPack, packed, address_of(memory), options));
+    if (!is_in_place || scaling.before != 1.0) {
+      append(plan_.before,
+             plan_pack(PackDirection::kPack, packed, address_of(memory), scaling.before));
     }
     call(NcclFunction::kAllReduce, memory, memory, fused.bytes, reduction);
-    options.factor = scaling.after;
-    if (!is_in_place || options.factor != 1.0) {
-      append(plan_.after, plan_pack(PackDirection::kUnpack, unpacked, address_of(memory), options));
+    if (!is_in_place || scaling.after != 1.0) {
+      append(plan_.after,
+             plan_pack(PackDirection::kUnpack, unpacked, address_of(memory), scaling.after));
     }
   }
 
@@ -307,8 +321,8 @@ class BatchPlanner {
         from += bytes;
       }
     }
-    append(plan_.before, plan_copies(before, options_));
-    append(plan_.after, plan_copies(after, options_));
+    append(plan_.before, plan_copies(before));
+    append(plan_.after, plan_copies(after));
   }
 
   void broadcast() {
@@ -332,8 +346,7 @@ class BatchPlanner {
     call_as(collective);
     if (rank_ == root && own->output.data != own->input.data) {
       append(plan_.after,
-             plan_copies({{address_of(own->input.data), address_of(own->output.data), bytes}},
-                         options_));
+             plan_copies({{address_of(own->input.data), address_of(own->output.data), bytes}}));
     }
   }
 
@@ -413,7 +426,6 @@ class BatchPlanner {
   const ScratchMaker make_scratch_;
   const std::size_t n_;
   const std::size_t rank_;
-  PackOptions options_;
   NamedBatchPlan plan_;
 };
 

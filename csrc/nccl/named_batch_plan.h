@@ -33,7 +33,6 @@ struct NamedBatchPlan {
 struct NamedBatchPlace {
   int rank = 0;  // in the set
   int n_ranks = 1;
-  std::uint32_t n_multiprocessors = PackOptions{}.n_multiprocessors;
   FusionCost cost;  // the same on all ranks
 };
 

@@ -93,8 +93,44 @@ class RequestPlanner {
 
   void add(NcclFunction function, const void* send, void* recv, std::uint64_t count,
            const NcclReduction& reduction, int peer) {
-    if (count > 0) {
-      plan_.calls.push_back({function, send, recv, count, reduction, peer});
+    if (count == 0) {
+      return;
+    }
+    if (place_.n_ranks == 1 && function != NcclFunction::kSend && function != NcclFunction::kRecv) {
+      if (reduction.has_factor) {
+        scale_alone({function, send, recv, count, reduction, peer});
+      } else {
+        copy_alone(send, recv, count * element_bytes(reduction.dtype));
+      }
+      return;
+    }
+    plan_.calls.push_back({function, send, recv, count, reduction, peer});
+  }
+
+  // See Note [Groups of one].
+  void copy_alone(const void* send, void* recv, std::uint64_t bytes) {
+    const auto source = reinterpret_cast<std::uint64_t>(send);
+    const auto destination = reinterpret_cast<std::uint64_t>(recv);
+    if (source != destination && bytes > 0) {
+      plan_.before.push_back({source, destination, bytes});
+    }
+  }
+
+  void scale_alone(NcclCall call) {
+    constexpr std::uint64_t kBytesPerBlock = std::uint64_t{16} << 10;
+    constexpr std::uint64_t kMostBlocks = 32;
+    constexpr std::uint64_t kDividedBytes = kMostBlocks * 16;
+    const std::uint64_t element = element_bytes(call.reduction.dtype);
+    std::uint64_t left = call.count * element;
+    while (left > 0) {
+      const std::uint64_t bytes = left >= kMostBlocks * kBytesPerBlock
+                                      ? left / kDividedBytes * kDividedBytes
+                                      : std::min(left, kBytesPerBlock);
+      call.count = bytes / element;
+      plan_.calls.push_back(call);
+      call.send = static_cast<const std::byte*>(call.send) + bytes;
+      call.recv = static_cast<std::byte*>(call.recv) + bytes;
+      left -= bytes;
     }
   }
 
@@ -216,6 +252,10 @@ class RequestPlanner {
 
   // Also to and from itself: NCCL copies.
   void send_and_receive() {
+    if (place_.n_ranks == 1) {
+      copy_alone(request_.inputs[0].data, request_.outputs[0].data, request_.inputs[0].bytes);
+      return;
+    }
     for (std::size_t peer = 0; peer < request_.inputs.size(); ++peer) {
       const ConstSpan& source = request_.inputs[peer];
       const Span& target = request_.outputs[peer];
@@ -265,6 +305,7 @@ NcclPlan plan_nccl(const std::vector<Request>& requests, const NcclPlace& place)
               "NCCL plan: ", scratch_bytes(requests, place.n_ranks),
               " bytes of scratch memory are needed, got none.");
   NcclPlan plan;
+  plan.calls.reserve(place.n_ranks == 1 ? 0 : requests.size());
   std::size_t offset = 0;
   for (const Request& request : requests) {
     RequestPlanner(plan, request, place,

@@ -53,6 +53,13 @@ struct NcclPlace {
 // what the ranks have in common (kind, dtype, op, counts), never on addresses. Where a list of
 // tensors does not happen to be one piece of memory, only the copies around the calls differ.
 // Counts of 0 make no call, on no rank.
+//
+// Note [Groups of one]
+// One rank's results are its own values, or a multiple of them. In place there is nothing to do,
+// elsewhere a copy, which NCCL would make too; it is asked for factors only. There NCCL before
+// 2.29.7 leaves up to 31 times 16 bytes at the end untouched: its kernel gives each of n blocks
+// 1/n of the elements, rounded down (src/device/onerank.cu), where n is one for each 16 KiB, at
+// most 32. So a call has elements that can be divided so, and the rest is a call of its own.
 
 // How much scratch memory plan_nccl needs for the requests, which are those of one (coalesced)
 // call.

@@ -1,4 +1,4 @@
-// The pack kernel's launches, run on the host: every block and thread, one after another.
+// The pack kernel's launches, run on the host: every warp and lane, one after another.
 #pragma once
 
 #include <vector>
@@ -7,8 +7,6 @@
 #include "cuda/pack_plan.h"
 
 namespace horon::testing {
-
-inline constexpr std::uint32_t kPackThreads = 256;  // the kernel's
 
 // A launch as the kernel sees it.
 struct HostTable {
@@ -19,9 +17,9 @@ struct HostTable {
 inline void run_on_host(const std::vector<PackLaunch>& launches) {
   for (const PackLaunch& launch : launches) {
     const HostTable table{launch.header, launch.parts};
-    for (std::uint32_t block = 0; block < launch.n_blocks(); ++block) {
-      for (std::uint32_t thread = 0; thread < kPackThreads; ++thread) {
-        run_pack_thread(table, block, thread, kPackThreads);
+    for (std::uint32_t warp = 0; warp < launch.n_warps(); ++warp) {
+      for (std::uint32_t lane = 0; lane < kWarpLanes; ++lane) {
+        run_pack_lane(table, warp, lane);
       }
     }
   }

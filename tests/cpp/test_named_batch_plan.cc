@@ -141,6 +141,30 @@ TEST_CASE(
   }
 }
 
+TEST_CASE("named batch plan: of one rank, values are copied or scaled at once, without NCCL") {
+  const auto tensors =
+      operation({NamedKind::kAllReduce, DType::kFloat16, NamedOp::kAverage, 0.5, 3}, {10, 70000, 0},
+                {0, 32, 0});
+  for (const FusionCost& cost : {FusionCost{}, free_cost()}) {
+    const Planned scaled = plan(batch_of(tensors), 1, cost);
+    REQUIRE(scaled.scratch.empty());
+    REQUIRE(scaled.plan.calls.empty());
+    REQUIRE(scaled.plan.after.empty());
+    REQUIRE(scaled.plan.before.size() == 1);
+    REQUIRE(factor_of(scaled.plan.before) == 1.5);
+    REQUIRE(scaled.plan.before[0].parts.size() == 2);
+  }
+  const auto plain = operation({}, {10, 20}, {0, 40});
+  REQUIRE(plan(batch_of(plain), 1, {}).plan.before.empty());
+  plain->tensors[1].output.data = memory + 4096;
+  const Planned moved = plan(batch_of(plain), 1, {});
+  REQUIRE(moved.plan.calls.empty());
+  REQUIRE(moved.plan.before.size() == 1);
+  REQUIRE(moved.plan.before[0].parts.size() == 1);
+  REQUIRE(moved.plan.before[0].parts[0].destination ==
+          reinterpret_cast<std::uint64_t>(memory + 4096));
+}
+
 TEST_CASE("named batch plan: a result elsewhere needs no copy of its own") {
   auto tensors = operation({}, {10}, {0});
   tensors->tensors[0].output.data = memory + 512;

@@ -167,13 +167,65 @@ TEST_CASE("NCCL plan: all_reduce and reduce, in place and not, coalesced") {
   }
 }
 
-TEST_CASE("NCCL plan: the average of one rank is its sum, which NCCL has for every type") {
-  Request request = request_of(OpKind::kAllReduce, 4, 1);
-  request.op = ReduceOp::kAvg;
-  REQUIRE(plan_nccl({request}, {0, 1, Float8::kNone, nullptr}).calls[0].reduction.op ==
-          NcclReduceOp::kSum);
-  REQUIRE(plan_nccl({request}, {0, 2, Float8::kNone, nullptr}).calls[0].reduction.op ==
-          NcclReduceOp::kAvg);
+TEST_CASE("NCCL plan: of one rank, what is in place stays, and what is not is copied") {
+  alignas(16) std::byte memory[32];
+  for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kAvg, ReduceOp::kMin}) {
+    Request request = request_of(OpKind::kAllReduce, 4, 1);
+    request.op = op;
+    request.inputs = {{memory, 16}};
+    request.outputs = {{memory, 16}};
+    const NcclPlan in_place = plan_nccl({request}, {0, 1, Float8::kNone, nullptr});
+    REQUIRE(in_place.calls.empty());
+    REQUIRE(in_place.before.empty());
+    request.outputs = {{memory + 16, 16}};
+    const NcclPlan apart = plan_nccl({request}, {0, 1, Float8::kNone, nullptr});
+    REQUIRE(apart.calls.empty());
+    REQUIRE(apart.before.size() == 1);
+    REQUIRE(apart.before[0].bytes == 16);
+    REQUIRE(plan_nccl({request}, {0, 2, Float8::kNone, nullptr}).calls.size() == 1);
+    request.op = ReduceOp::kBxor;
+    REQUIRE_THROWS_AS(plan_nccl({request}, {0, 1, Float8::kNone, nullptr}), UsageError);
+  }
+}
+
+TEST_CASE("NCCL plan: a factor of one rank reaches every element, whatever NCCL's kernel does") {
+  // See Note [Groups of one]: how many times NCCL 2.28 writes each element of a call.
+  const auto write = [](const NcclCall& call, const std::byte* begin, std::vector<int>& times) {
+    const std::uint64_t element = element_bytes(call.reduction.dtype);
+    const std::uint64_t blocks =
+        std::min<std::uint64_t>(32, (call.count * element + 16383) / 16384);
+    const std::uint64_t per_access = 16 / element;
+    const std::uint64_t share =
+        (call.count / blocks + per_access - 1) / per_access * per_access;  // / rounds down
+    const auto first = static_cast<std::uint64_t>(static_cast<std::byte*>(call.recv) - begin);
+    REQUIRE(call.send == call.recv);
+    REQUIRE(first % 16 == 0);
+    for (std::uint64_t i = 0; i < std::min(blocks * share, call.count); ++i) {
+      ++times[first / element + i];
+    }
+  };
+  std::vector<std::byte> memory(3 << 20);
+  for (const DType dtype : {DType::kFloat64, DType::kFloat32, DType::kBFloat16}) {
+    for (const std::size_t count :
+         {1, 5, 4096, 4097, 70000, 99999, 131071, 131072, 262147, 393215}) {
+      Request request = request_of(OpKind::kAllReduce, count, 1);
+      request.dtype = dtype;
+      request.op = ReduceOp::kPremulSum;
+      request.factor = 0.3;
+      request.inputs = {{memory.data(), count * element_bytes(dtype)}};
+      request.outputs = {{memory.data(), count * element_bytes(dtype)}};
+      const NcclPlan plan = plan_nccl({request}, {0, 1, Float8::kNone, nullptr});
+      REQUIRE(plan.before.empty());
+      std::vector<int> times(count);
+      for (const NcclCall& call : plan.calls) {
+        REQUIRE(call.reduction.has_factor);
+        write(call, memory.data(), times);
+      }
+      INFO(name(dtype) << ' ' << count << " in " << plan.calls.size() << " calls");
+      REQUIRE(times == std::vector<int>(count, 1));
+      REQUIRE(plan.calls.size() <= 32);
+    }
+  }
 }
 
 TEST_CASE("NCCL plan: broadcast from every root") {
@@ -372,7 +424,8 @@ TEST_CASE("NCCL plan: messages are bytes, with counts of 64 bits") {
   large.dtype = DType::kComplex64;
   large.inputs = {{&byte, 8 * large.count}};
   large.outputs = {{&byte, 8 * large.count}};
-  REQUIRE(plan_nccl({large}, {}).calls[0].count == std::uint64_t{6} << 32);
+  REQUIRE(plan_nccl({large}, {0, 2, Float8::kNone, nullptr}).calls[0].count == std::uint64_t{6}
+                                                                                   << 32);
 }
 
 TEST_CASE("NCCL plan: what does not fit together is refused before any call") {

@@ -1,5 +1,5 @@
-// The pack kernel's index arithmetic and its loads and stores, run on the host: every block, every
-// thread, against plain loops.
+// The pack kernel's index arithmetic and its loads and stores, run on the host: every warp, every
+// lane, against plain loops.
 #include "cuda/pack_plan.h"
 
 #include <algorithm>
@@ -132,7 +132,7 @@ struct TestTensor {
 
 // Packs, checks the buffer, unpacks into other memory, and checks that.
 void check_round_trip(const std::vector<TestTensor>& tensors, double factor,
-                      std::size_t buffer_alignment, std::uint32_t n_multiprocessors = 108) {
+                      std::size_t buffer_alignment) {
   std::vector<Memory> sources;
   std::vector<Memory> results;
   std::vector<PackTensor> packed;
@@ -160,9 +160,6 @@ void check_round_trip(const std::vector<TestTensor>& tensors, double factor,
     buffer_bytes += tensor.elements * element_bytes(tensor.buffer_dtype);
   }
   Memory buffer(buffer_bytes, 0);
-  PackOptions options;
-  options.factor = factor;
-  options.n_multiprocessors = n_multiprocessors;
 
   const auto check = [&](const std::byte* from, DType from_dtype, const std::byte* to,
                          DType to_dtype, std::size_t elements) {
@@ -179,13 +176,13 @@ void check_round_trip(const std::vector<TestTensor>& tensors, double factor,
       }
     }
   };
-  run_on_host(plan_pack(PackDirection::kPack, packed, address_of(buffer.data()), options));
+  run_on_host(plan_pack(PackDirection::kPack, packed, address_of(buffer.data()), factor));
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     check(sources[i].data(), tensors[i].dtype, buffer.data() + packed[i].buffer_offset,
           tensors[i].buffer_dtype, tensors[i].elements);
   }
   REQUIRE(buffer.has_canaries());
-  run_on_host(plan_pack(PackDirection::kUnpack, unpacked, address_of(buffer.data()), options));
+  run_on_host(plan_pack(PackDirection::kUnpack, unpacked, address_of(buffer.data()), factor));
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     check(buffer.data() + packed[i].buffer_offset, tensors[i].buffer_dtype, results[i].data(),
           tensors[i].dtype, tensors[i].elements);
@@ -282,7 +279,6 @@ TEST_CASE("pack: thousands of tensors of mixed dtypes need several launches and 
   }
   tensors.push_back({DType::kFloat32, DType::kFloat32, 100000, 4});
   check_round_trip(tensors, 1.0, 16);
-  check_round_trip(tensors, 1.0, 16, 1);  // few blocks, each with many parts
 }
 
 TEST_CASE("pack: what fits one table is one launch, whatever the sizes") {
@@ -296,14 +292,14 @@ TEST_CASE("pack: what fits one table is one launch, whatever the sizes") {
     offset += (tensor.elements * 4 + 15) / 16 * 16;
     tensors.push_back(tensor);
   }
-  REQUIRE(plan_pack(PackDirection::kPack, tensors, 0x10000, {}).size() == 1);
+  REQUIRE(plan_pack(PackDirection::kPack, tensors, 0x10000).size() == 1);
   tensors.push_back(tensors.back());
-  const auto launches = plan_pack(PackDirection::kPack, tensors, 0x10000, {});
+  const auto launches = plan_pack(PackDirection::kPack, tensors, 0x10000);
   REQUIRE(launches.size() == 2);
   REQUIRE(launches[0].parts.size() == kLargeTableParts);
   REQUIRE(launches[1].parts.size() == 1);
-  REQUIRE(plan_pack(PackDirection::kPack, {}, 0x10000, {}).empty());
-  REQUIRE(plan_pack(PackDirection::kPack, {PackTensor{}}, 0x10000, {}).empty());
+  REQUIRE(plan_pack(PackDirection::kPack, {}, 0x10000).empty());
+  REQUIRE(plan_pack(PackDirection::kPack, {PackTensor{}}, 0x10000).empty());
 }
 
 TEST_CASE("pack: access widths are the widest that both addresses permit") {
@@ -340,17 +336,19 @@ TEST_CASE("pack: access widths are the widest that both addresses permit") {
     tensor.elements = 100;
     tensor.dtype = each.dtype;
     tensor.buffer_dtype = each.buffer_dtype;
-    PackOptions options;
-    options.factor = each.factor;
     INFO(name(each.dtype) << " + " << each.tensor_shift << " -> " << name(each.buffer_dtype)
                           << " + " << each.buffer_shift << " by " << each.factor);
     for (const PackDirection direction : {PackDirection::kPack, PackDirection::kUnpack}) {
-      const auto launches = plan_pack(direction, {tensor}, 0x20000, options);
+      const auto launches = plan_pack(direction, {tensor}, 0x20000, each.factor);
       REQUIRE(launches.size() == 1);
       std::vector<std::pair<std::uint64_t, int>> parts;
       const HostTable table{launches[0].header, launches[0].parts};
       for (std::uint32_t i = 0; i < table.header.n_parts; ++i) {
-        parts.emplace_back(elements_of(table, i), table.parts[i].access_bytes);
+        const PackPart& part = table.parts[i];
+        const std::uint32_t before_the_last = end_of(table, i) - part.first_grain - 1;
+        parts.emplace_back(
+            before_the_last * elements_per_grain(part.conversion) + part.last_elements,
+            part.access_bytes);
       }
       REQUIRE(parts == each.parts);
     }
@@ -365,26 +363,26 @@ TEST_CASE("pack: more than 2^32 bytes, and more than a launch's axis, without ov
   tensors[1] = {0x200000000000, 8 * kGiB, 20 * kGiB + 1, DType::kFloat32, DType::kFloat32};
   tensors[2] = {0x300000000000, 100 * kGiB, 7, DType::kFloat64, DType::kFloat64};
   constexpr std::uint64_t kBuffer = 0x400000000000;
-  const auto launches = plan_pack(PackDirection::kPack, tensors, kBuffer, {});
+  const auto launches = plan_pack(PackDirection::kPack, tensors, kBuffer);
   REQUIRE(launches.size() == 2);                // 85 GiB on axes of 64
-  std::map<std::uint64_t, std::uint64_t> done;  // source address to bytes, in the order of blocks
+  std::map<std::uint64_t, std::uint64_t> done;  // source address to bytes, in the order of warps
   for (const PackLaunch& launch : launches) {
     const HostTable table{launch.header, launch.parts};
-    for (std::uint64_t block = 0; block < launch.n_blocks(); ++block) {
-      for_each_slice(table, block, [&](const PackPart& part, const PackSlice& slice) {
+    for (std::uint32_t warp = 0; warp < launch.n_warps(); ++warp) {
+      for_each_slice(table, warp, [&](const PackPart& part, const PackSlice& slice) {
         const std::uint64_t from = part.source + slice.first;
-        const std::uint64_t bytes = slice.last - slice.first;
+        const std::uint64_t bytes = slice.count;
         const std::uint64_t key = from >> 44;
-        // Blocks follow each other without gaps or overlaps.
+        // Warps follow each other without gaps or overlaps.
         if (from != (key << 44) + done[key]) {
-          FAIL("block " << block << " begins at byte " << from - (key << 44) << " after "
-                        << done[key]);
+          FAIL("warp " << warp << " begins at byte " << from - (key << 44) << " after "
+                       << done[key]);
         }
         done[key] += bytes;
         // Pieces of a part go where the whole would have gone.
         const PackTensor& tensor = tensors[key - 1];
         if (part.destination - kBuffer - tensor.buffer_offset != part.source - tensor.address) {
-          FAIL("block " << block << " of tensor " << key << " goes to " << part.destination);
+          FAIL("warp " << warp << " of tensor " << key << " goes to " << part.destination);
         }
       });
     }
@@ -394,7 +392,8 @@ TEST_CASE("pack: more than 2^32 bytes, and more than a launch's axis, without ov
   REQUIRE(done[3] == 7 * 8);
 }
 
-TEST_CASE("pack: blocks have equal numbers of grains, and skewed sizes are spread evenly") {
+TEST_CASE("pack: warps have equal numbers of grains, and skewed sizes are spread evenly") {
+  constexpr std::uint64_t kBytesPerWarp = std::uint64_t{kGrainsPerWarp} * kGrainBytes;
   std::vector<PackTensor> tensors;
   std::uint64_t offset = 0;
   for (const std::uint64_t elements :
@@ -402,65 +401,28 @@ TEST_CASE("pack: blocks have equal numbers of grains, and skewed sizes are sprea
     tensors.push_back({0x100000000000 + offset * 2, offset, elements});
     offset += (elements * 4 + 15) / 16 * 16;
   }
-  const auto launches = plan_pack(PackDirection::kPack, tensors, 0x400000000000, {});
+  const auto launches = plan_pack(PackDirection::kPack, tensors, 0x400000000000);
   REQUIRE(launches.size() == 1);
   const HostTable table{launches[0].header, launches[0].parts};
-  REQUIRE(launches[0].n_blocks() == (offset + 32767) / 32768);
-  for (std::uint64_t block = 0; block + 1 < launches[0].n_blocks(); ++block) {
+  const std::uint32_t n_warps = launches[0].n_warps();
+  REQUIRE(n_warps == (offset + kBytesPerWarp - 1) / kBytesPerWarp);
+  const auto bytes_of = [&](std::uint32_t warp) {
     std::uint64_t bytes = 0;
-    for_each_slice(table, block, [&](const PackPart&, const PackSlice& slice) {
-      bytes += slice.last - slice.first;
-    });
-    REQUIRE(bytes > 32768 - 3 * kGrainBytes);  // less what is lost where parts begin on a grain
-    REQUIRE(bytes <= 32768);
-  }
-}
-
-TEST_CASE("pack: the small parts of a block are shared by all its warps") {
-  constexpr std::uint32_t kWarp = 32;
-  const std::size_t bytes_of_each = GENERATE(std::size_t{4}, std::size_t{16}, std::size_t{1024});
-  const std::size_t distance = std::max(bytes_of_each, std::size_t{kGrainBytes});
-  const std::size_t n_tensors = 4096 / distance;  // the smallest block
-  Memory source(n_tensors * distance, 0);
-  Memory buffer(n_tensors * distance, 0);
-  std::vector<PackTensor> tensors;
-  for (std::size_t i = 0; i < n_tensors; ++i) {
-    tensors.push_back({address_of(source.data()) + i * distance, i * distance, bytes_of_each / 4});
-  }
-  const auto launches = plan_pack(PackDirection::kPack, tensors, address_of(buffer.data()), {});
-  REQUIRE(launches.size() == 1);
-  REQUIRE(launches[0].n_blocks() == 1);
-  const HostTable table{launches[0].header, launches[0].parts};
-  std::vector<std::size_t> bytes_of_warp(kPackThreads / kWarp);
-  for (std::uint32_t thread = 0; thread < kPackThreads; ++thread) {
-    std::fill_n(source.data(), n_tensors * distance, std::byte{1});
-    std::fill_n(buffer.data(), n_tensors * distance, std::byte{0});
-    run_pack_thread(table, 0, thread, kPackThreads);
-    bytes_of_warp[thread / kWarp] += static_cast<std::size_t>(
-        std::count(buffer.data(), buffer.data() + n_tensors * distance, std::byte{1}));
-  }
-  for (const std::size_t bytes : bytes_of_warp) {
-    REQUIRE(bytes == n_tensors * bytes_of_each / bytes_of_warp.size());
-  }
-}
-
-TEST_CASE("pack: small batches are divided more finely, down to an access for each thread") {
-  const PackTensor tensor{0x100000000000, 0, std::uint64_t{1} << 18};  // 1 MiB
-  const auto blocks = [&](std::uint32_t n_multiprocessors) {
-    PackOptions options;
-    options.n_multiprocessors = n_multiprocessors;
-    return plan_pack(PackDirection::kPack, {tensor}, 0x400000000000, options)[0].n_blocks();
+    for_each_slice(table, warp,
+                   [&](const PackPart&, const PackSlice& slice) { bytes += slice.count; });
+    return bytes;
   };
-  REQUIRE(blocks(1) == 32);
-  REQUIRE(blocks(8) == 64);
-  REQUIRE(blocks(132) == 256);
+  for (std::uint32_t warp = 0; warp + 1 < n_warps; ++warp) {
+    REQUIRE(bytes_of(warp) > kBytesPerWarp - 3 * kGrainBytes);  // less where parts begin on a grain
+    REQUIRE(bytes_of(warp) <= kBytesPerWarp);
+  }
+  REQUIRE(bytes_of(n_warps - 1) > 0);
+  REQUIRE(bytes_of(n_warps) == 0);  // of the last block
 }
 
 TEST_CASE("pack: what can not be done is refused") {
   const auto plan = [](PackTensor tensor, double factor) {
-    PackOptions options;
-    options.factor = factor;
-    return plan_pack(PackDirection::kPack, {tensor}, 0x400000000000, options);
+    return plan_pack(PackDirection::kPack, {tensor}, 0x400000000000, factor);
   };
   const PackTensor good{0x1000, 0, 4};
   REQUIRE_NOTHROW(plan(good, 0.5));

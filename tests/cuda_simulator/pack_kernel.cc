@@ -1,4 +1,4 @@
-// horon's pack kernel (csrc/cuda/pack_kernels.cu): every block and thread, one after another.
+// horon's pack kernel (csrc/cuda/pack_kernels.cu): every warp and lane, one after another.
 #include <memory>
 
 #include "cuda/pack_block.h"
@@ -11,10 +11,10 @@ template <std::uint32_t kCapacity>
 std::function<void()> prepare(const Launch& launch) {
   using Table = PackTable<kCapacity>;
   const auto table = std::make_shared<const Table>(launch.argument<Table>(0));
-  return [table, n_blocks = launch.grid.x, n_threads = launch.block.x] {
-    for (std::uint32_t block = 0; block < n_blocks; ++block) {
-      for (std::uint32_t thread = 0; thread < n_threads; ++thread) {
-        run_pack_thread(*table, block, thread, n_threads);
+  return [table, n_warps = launch.grid.x * (launch.block.x / kWarpLanes)] {
+    for (std::uint32_t warp = 0; warp < n_warps; ++warp) {
+      for (std::uint32_t lane = 0; lane < kWarpLanes; ++lane) {
+        run_pack_lane(*table, warp, lane);
       }
     }
   };
@@ -23,7 +23,7 @@ std::function<void()> prepare(const Launch& launch) {
 }  // namespace
 
 HostKernel find_pack_kernel(const std::string& name) {
-  // void horon::(anonymous namespace)::pack_kernel<169u>(horon::PackTable<169u>)
+  // void horon::(anonymous namespace)::pack_kernel<170u>(horon::PackTable<170u>)
   const auto has = [&name](std::uint32_t capacity) {
     return name.find("horon::") != std::string::npos &&
            name.find("pack_kernel<" + std::to_string(capacity) + "u>") != std::string::npos;

@@ -127,7 +127,6 @@ void CudaBatches::queue(const DeviceBatch& batch, CudaLane& lane, const std::str
   NamedBatchPlace place;
   place.rank = rank_;
   place.n_ranks = n_ranks_;
-  place.n_multiprocessors = lane.n_multiprocessors();
   // Of this stream, so that it is reused when the stream has come past.
   std::vector<at::Tensor> scratch;
   const auto make_scratch = [&](std::size_t bytes) {

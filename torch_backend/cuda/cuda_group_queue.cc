@@ -29,6 +29,13 @@ at::Tensor scratch_on_current_stream(std::size_t bytes, c10::Device device) {
 // Nearly always one list: a plan is for one kind of 8-bit floats.
 std::vector<std::vector<Request>> by_float8(std::vector<Request>& requests) {
   std::vector<std::vector<Request>> lists;
+  const auto is_as_first = [&](const Request& request) {
+    return float8_of(request.type_code) == float8_of(requests.front().type_code);
+  };
+  if (!requests.empty() && std::all_of(requests.begin(), requests.end(), is_as_first)) {
+    lists.push_back(std::move(requests));
+    return lists;
+  }
   for (Request& request : requests) {
     const Float8 kind = float8_of(request.type_code);
     auto alike = std::find_if(lists.begin(), lists.end(), [&](const std::vector<Request>& list) {
@@ -42,17 +49,19 @@ std::vector<std::vector<Request>> by_float8(std::vector<Request>& requests) {
   return lists;
 }
 
-// Adds what the collectives' views point into.
-void keep_memory_of(std::vector<Collective>& collectives, std::vector<at::Tensor>& kept) {
+// What the collectives' views point into, and what is copied from and to it.
+std::vector<at::Tensor> take_memory_of(std::vector<Collective>& collectives) {
+  std::vector<at::Tensor> kept;
   for (Collective& collective : collectives) {
     append(kept, collective.kept_alive);
-    for (const auto& [stand_in, user_tensor] : collective.copy_in) {
-      kept.push_back(stand_in);
-    }
-    for (const auto& [user_tensor, stand_in] : collective.copy_back) {
-      kept.push_back(stand_in);
+    for (auto* copies : {&collective.copy_in, &collective.copy_back}) {
+      for (auto& [to, from] : *copies) {
+        kept.push_back(std::move(to));
+        kept.push_back(std::move(from));
+      }
     }
   }
+  return kept;
 }
 
 }  // namespace
@@ -98,9 +107,7 @@ DeviceSide::WorkPtr CudaGroup::queue(CudaLane& lane, Batch batch, const DeviceCa
 
   std::vector<at::Tensor> kept;
   if (stream != caller) {
-    append(kept, batch.inputs);
-    kept.insert(kept.end(), batch.outputs.begin(), batch.outputs.end());
-    keep_memory_of(batch.collectives, kept);
+    kept = take_memory_of(batch.collectives);
   }
   const CudaOperation::Origin origin{call.name(), call.sequence, next_completion_key(), deadline};
   const auto operation = std::make_shared<CudaOperation>(
@@ -158,10 +165,18 @@ void CudaGroup::launch_fused(CudaLane& lane, std::vector<Request>& requests,
     return does_something && pattern(request.kind) == Pattern::kReduceToAll &&
            request.refusal.empty();
   };
+  const auto n_reductions = std::count_if(requests.begin(), requests.end(), is_reduction);
+  if (n_reductions == 0) {
+    return;
+  }
   std::vector<Request> reductions;
   std::vector<Request> others;
-  for (Request& request : requests) {
-    (is_reduction(request) ? reductions : others).push_back(std::move(request));
+  if (static_cast<std::size_t>(n_reductions) == requests.size()) {
+    reductions.swap(requests);
+  } else {
+    for (Request& request : requests) {
+      (is_reduction(request) ? reductions : others).push_back(std::move(request));
+    }
   }
   const FusionDecision decision = decide_fusion(fusion_tensors(reductions), fusion_cost_);
   std::size_t buffer_bytes = 0;
@@ -176,7 +191,6 @@ void CudaGroup::launch_fused(CudaLane& lane, std::vector<Request>& requests,
       place.n_ranks = lane.n_ranks();
       place.float8 = float8_of(reductions[fused.tensors.front()].type_code);
       place.buffer = data_of(buffer);
-      place.n_multiprocessors = lane.n_multiprocessors();
       const FusedAllReduce plan = plan_fused_all_reduce(reductions, fused, place);
       NcclPlan call;
       call.calls.push_back(plan.call);
@@ -185,6 +199,7 @@ void CudaGroup::launch_fused(CudaLane& lane, std::vector<Request>& requests,
       launch_pack(plan.unpack, stream.stream());
     }
   }
+  others.reserve(others.size() + decision.direct.size());
   for (const std::size_t index : decision.direct) {
     others.push_back(std::move(reductions[index]));
   }

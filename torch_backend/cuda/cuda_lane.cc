@@ -29,12 +29,8 @@ bool wants_blocking() {
 // NCCL takes some milliseconds where no graph is left.
 constexpr std::chrono::milliseconds kGraphPatience{1000};
 
-LaunchCopies copies_with(std::uint32_t n_multiprocessors) {
-  PackOptions options;
-  options.n_multiprocessors = n_multiprocessors;
-  return [options](const std::vector<ByteCopy>& copies, StreamHandle stream) {
-    launch_pack(plan_copies(copies, options), stream);
-  };
+void launch_copies(const std::vector<ByteCopy>& copies, StreamHandle stream) {
+  launch_pack(plan_copies(copies), stream);
 }
 
 }  // namespace
@@ -47,9 +43,8 @@ NcclApi& nccl_api() {
 
 CudaLane::CudaLane(std::unique_ptr<Communicator> communicator, const CUDAStream& stream)
     : stream_(stream),
-      n_multiprocessors_(multiprocessors_of(stream.device_index())),
       events_(stream.device_index()),
-      transport_(nccl_api(), std::move(communicator), copies_with(n_multiprocessors_)) {}
+      transport_(nccl_api(), std::move(communicator), launch_copies) {}
 
 std::unique_ptr<CudaLane> CudaLane::connect(const c10::intrusive_ptr<c10d::Store>& store,
                                             const std::string& name, int rank, int n_ranks,

@@ -53,14 +53,10 @@ class CudaLane {
   // that lives on keeps it from it; throws what end() throws in the former case.
   static void end(const std::shared_ptr<CudaLane>& lane, std::function<void(CudaLane&)> end);
 
-  // For the pack kernel.
-  std::uint32_t n_multiprocessors() const { return n_multiprocessors_; }
-
  private:
   CudaLane(std::unique_ptr<Communicator> communicator, const c10::cuda::CUDAStream& stream);
 
   const c10::cuda::CUDAStream stream_;
-  const std::uint32_t n_multiprocessors_;
   EventPool events_;
   NcclTransport transport_;
   std::atomic<bool> is_in_graphs_{false};

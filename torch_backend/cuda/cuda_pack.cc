@@ -35,11 +35,8 @@ void pack_on_device(PackDirection direction, const std::vector<at::Tensor>& tens
                     " bytes of the buffer, which has ", buffer.nbytes(), ".");
   try {
     const c10::cuda::CUDAGuard guard(buffer.device());
-    PackOptions options;
-    options.factor = factor;
-    options.n_multiprocessors = multiprocessors_of(buffer.device().index());
     launch_pack(
-        plan_pack(direction, parts, reinterpret_cast<std::uint64_t>(buffer.data_ptr()), options),
+        plan_pack(direction, parts, reinterpret_cast<std::uint64_t>(buffer.data_ptr()), factor),
         c10::cuda::getCurrentCUDAStream().stream());
   } catch (...) {
     rethrow_translated();

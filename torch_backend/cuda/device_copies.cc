@@ -9,9 +9,7 @@ namespace horon::torch_backend {
 
 void copy_on_device(const std::vector<ByteCopy>& copies, c10::Device device) {
   const c10::cuda::CUDAGuard guard(device);
-  PackOptions options;
-  options.n_multiprocessors = multiprocessors_of(device.index());
-  launch_pack(plan_copies(copies, options), c10::cuda::getCurrentCUDAStream().stream());
+  launch_pack(plan_copies(copies), c10::cuda::getCurrentCUDAStream().stream());
 }
 
 }  // namespace horon::torch_backend
