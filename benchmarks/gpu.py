@@ -107,7 +107,7 @@ def jobs_of(arguments: argparse.Namespace) -> Iterator[tuple[str, Any, int]]:
                     continue
                 yield workload.name, gpu_ranks.Job(gpu_operations.measure, (rounds, workload.name)), n_ranks
         if "training" in arguments.parts:
-            yield "training", gpu_ranks.Job(gpu_training.measure, (max(rounds // 2, 3),)), n_ranks
+            yield "training", gpu_ranks.Job(gpu_training.measure, (rounds,)), n_ranks
 
 
 def merged(old: list[dict[str, Any]], new: list[Cell]) -> list[dict[str, Any]]:

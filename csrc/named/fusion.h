@@ -14,8 +14,8 @@ struct FusionOptions {
   // A tensor with more travels alone: copying it twice would cost more than a transfer of its own.
   std::size_t alone_bytes = std::size_t{512} << 10;
   // The same for tensors on a GPU, whose memory is faster and whose transfers cost more to start:
-  // largest_fused_bytes() of FusionCost's defaults.
-  std::size_t gpu_alone_bytes = std::size_t{2} << 20;
+  // at most largest_fused_bytes() of FusionCost's defaults.
+  std::size_t gpu_alone_bytes = std::size_t{10} << 20;
 };
 
 // One tensor of an agreed operation.

@@ -118,19 +118,18 @@ std::uint64_t NamedEngine::enqueue(const Operation& operation, bool will_wait) {
   if (will_wait && attendant_ != Attendant::kForeground) {
     return handle;
   }
-  const bool is_in_turn = !has_spare_cores_ && request.device == DeviceKind::kCpu;
-  const std::uint64_t enough = is_in_turn ? kGatherBytesInTurn : kGatherBytes;
+  const Gathering gathering = gathering_of(request);
   const bool must_tell = !is_queue_told_;
   if (must_tell) {
     is_queue_told_ = true;
     queued_bytes_ = 0;
-    gather_until_ = Clock::now() + (is_in_turn ? kGatherInTurn : kGather);
+    gather_until_ = Clock::now() + gathering.time;
   }
-  const bool had_enough = queued_bytes_ >= enough;
+  const bool had_enough = queued_bytes_ >= gathering.bytes;
   for (const NamedOperation::Tensor& tensor : operation->tensors) {
     queued_bytes_ += tensor.input.bytes;
   }
-  const bool has_enough = !had_enough && queued_bytes_ >= enough;
+  const bool has_enough = !had_enough && queued_bytes_ >= gathering.bytes;
   if (has_enough) {
     gather_until_ = {};
   }
@@ -142,6 +141,15 @@ std::uint64_t NamedEngine::enqueue(const Operation& operation, bool will_wait) {
     }
   }
   return handle;
+}
+
+NamedEngine::Gathering NamedEngine::gathering_of(const NamedRequest& request) const {
+  if (request.device == DeviceKind::kCuda) {
+    return {kGatherOnGpu, kGatherBytesOnGpu};
+  }
+  const bool is_in_turn = !has_spare_cores_ && request.device == DeviceKind::kCpu;
+  return is_in_turn ? Gathering{kGatherInTurn, kGatherBytesInTurn}
+                    : Gathering{kGather, kGatherBytes};
 }
 
 // Requires the mutex. How long the queue may still be left alone.

@@ -141,6 +141,10 @@ class NamedEngine {
   static constexpr std::chrono::microseconds kGather{150};
   // Unless as many bytes have come: they are worth a start.
   static constexpr std::uint64_t kGatherBytes = std::uint64_t{1} << 20;
+  // The same for tensors on a GPU: a call there costs more than the host sees of it, and a GPU that
+  // computes gradients does so meanwhile. Horovod's cycle, and what a bucket of DDP holds.
+  static constexpr std::chrono::microseconds kGatherOnGpu{1000};
+  static constexpr std::uint64_t kGatherBytesOnGpu = std::uint64_t{25} << 20;
   // The same for CPU tensors when no core is to spare. What is begun early then gains nothing,
   // since it takes the time of whoever submits; and of names that come in another order on each
   // rank, few are agreed on early.
@@ -180,6 +184,11 @@ class NamedEngine {
   // This thread waits no longer. Takes the mutex's lock, held or not, and releases it.
   void stop_waiting(std::unique_lock<std::mutex>& lock);
   void call_background();
+  struct Gathering {
+    std::chrono::microseconds time;
+    std::uint64_t bytes;
+  };
+  Gathering gathering_of(const NamedRequest& request) const;
   std::chrono::nanoseconds gather_time() const;
   void compare_settings(InterruptCheck check_interrupt);
   void background_loop();

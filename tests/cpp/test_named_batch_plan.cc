@@ -227,13 +227,15 @@ TEST_CASE("named batch plan: in place in the buffer, factors are applied where t
 
 TEST_CASE(
     "named batch plan: a few small tensors go in one group of calls, many through the buffer") {
+  FusionCost cost;
+  cost.seconds_per_launch = cost.seconds_per_call;
   for (const std::size_t n : {std::size_t{2}, std::size_t{40}}) {
     std::vector<std::size_t> offsets;
     for (std::size_t i = 0; i < n; ++i) {
       offsets.push_back(i * 1024);
     }
     const auto tensors = operation({}, std::vector<std::int64_t>(n, 100), offsets);
-    const Planned planned = plan(batch_of(tensors), 2, {});
+    const Planned planned = plan(batch_of(tensors), 2, cost);
     REQUIRE(planned.plan.calls.size() == (n == 2 ? 2 : 1));
     REQUIRE(planned.plan.before.empty() == (n == 2));
   }
@@ -278,4 +280,7 @@ TEST_CASE("named batch plan: tensors on GPUs may be larger before they travel al
   const std::vector<FusionItem> gpu = {{on_cpu->request.get(), 0}, {on_cpu->request.get(), 1}};
   REQUIRE(plan_fusion(cpu, {}).size() == 2);
   REQUIRE(plan_fusion(gpu, {}).size() == 1);
+  // What travels together goes through the buffer.
+  REQUIRE(FusionOptions{}.gpu_alone_bytes <= largest_fused_bytes({}));
+  REQUIRE(2 * FusionOptions{}.gpu_alone_bytes > largest_fused_bytes({}));
 }
