@@ -47,8 +47,11 @@ HORON_HOST_DEVICE std::uint32_t end_of(const Table& table, std::uint32_t i) {
 // The last part that begins at or before the grain. Requires that the first one begins at 0.
 template <class Table>
 HORON_HOST_DEVICE std::uint32_t find_part(const Table& table, std::uint32_t grain) {
-  std::uint32_t low = 0;
-  std::uint32_t high = table.header.n_parts;
+  const std::uint32_t n_small = table.header.n_small;
+  const std::uint32_t n_parts = table.header.n_parts;
+  const bool is_small = n_small == n_parts || grain < table.parts[n_small].first_grain;
+  std::uint32_t low = is_small ? 0 : n_small;
+  std::uint32_t high = is_small ? n_small : n_parts;
   while (high - low > 1) {
     const std::uint32_t middle = low + (high - low) / 2;
     if (table.parts[middle].first_grain <= grain) {
@@ -100,31 +103,6 @@ struct alignas(kBytes) Access {
                                   std::conditional_t<kBytes == 2, std::uint16_t, std::uint8_t>>;
   Word words[kBytes / sizeof(Word)];
 };
-
-// Nobody reads it from there again soon: what the caches hold for others is worth more. 4 to 6 % of
-// a large copy's time on an H200.
-template <int kBytes>
-HORON_HOST_DEVICE Access<kBytes> load_once(const Access<kBytes>* from) {
-#if defined(__CUDA_ARCH__)
-  if constexpr (kBytes == 16) {
-    const uint4 value = __ldcs(reinterpret_cast<const uint4*>(from));
-    return {{value.x, value.y, value.z, value.w}};
-  }
-#endif
-  return *from;
-}
-
-template <int kBytes>
-HORON_HOST_DEVICE void store_once(Access<kBytes>* to, const Access<kBytes>& value) {
-#if defined(__CUDA_ARCH__)
-  if constexpr (kBytes == 16) {
-    __stcs(reinterpret_cast<uint4*>(to),
-           uint4{value.words[0], value.words[1], value.words[2], value.words[3]});
-    return;
-  }
-#endif
-  *to = value;
-}
 
 // The same bits as elements. GCC, Clang and nvcc all define what reading the other member gives.
 template <class T, int kElements>
@@ -211,7 +189,7 @@ HORON_HOST_DEVICE void convert_range(const Source* source, Destination* destinat
 #endif
     for (std::uint32_t i = 0; i < kUnroll; ++i) {
       if (at + i * kWarpLanes < n_accesses) {
-        loaded[i] = load_once(loads + at + i * kWarpLanes);
+        loaded[i] = loads[at + i * kWarpLanes];
       }
     }
 #if defined(__CUDA_ARCH__)
@@ -219,7 +197,7 @@ HORON_HOST_DEVICE void convert_range(const Source* source, Destination* destinat
 #endif
     for (std::uint32_t i = 0; i < kUnroll; ++i) {
       if (at + i * kWarpLanes < n_accesses) {
-        store_once(stores + at + i * kWarpLanes, converted(loaded[i]));
+        stores[at + i * kWarpLanes] = converted(loaded[i]);
       }
     }
   }

@@ -7,9 +7,9 @@
 namespace horon {
 namespace {
 
-constexpr unsigned kWarpsPerBlock = 4;
-// At least so many are resident. With 8, which leaves 64 registers a thread, nvcc 13.0 spills.
-constexpr unsigned kBlocksPerMultiprocessor = 7;
+constexpr unsigned kWarpsPerBlock = 2;
+// At least so many are resident. With 16, which leaves 64 registers a thread, nvcc 13.0 spills.
+constexpr unsigned kBlocksPerMultiprocessor = 14;
 
 // __grid_constant__: the table is read where the launch put it, not copied for each thread.
 template <std::uint32_t kCapacity>

@@ -102,6 +102,13 @@ class Planner {
     place_divided(range, sizes);
   }
 
+  // What was added so far is small.
+  void end_small() {
+    for (PackLaunch& launch : launches_) {
+      launch.header.n_small = static_cast<std::uint32_t>(launch.parts.size());
+    }
+  }
+
   std::vector<PackLaunch> finish() {
     for (PackLaunch& launch : launches_) {
       launch.header.n_parts = static_cast<std::uint32_t>(launch.parts.size());
@@ -217,6 +224,9 @@ std::vector<PackLaunch> plan_pack(PackDirection direction, const std::vector<Pac
       if (is_small(tensor) == small) {
         add(tensor);
       }
+    }
+    if (small) {
+      planner.end_small();
     }
   }
   return planner.finish();

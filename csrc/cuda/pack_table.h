@@ -16,7 +16,7 @@
 // kept until the copy is done, or copied again when a captured graph is replayed. A launch holds
 // up to 32,764 bytes (from CUDA 12.1 and compute capability 7.0 on): 1,364 parts. More parts take
 // another launch, which is still cheaper than staging a table would be. Parameters are copied at
-// each launch, so what fits the classic 4 KiB, 170 parts, uses a kernel that has no more: the 161
+// each launch, so what fits the classic 4 KiB, 169 parts, uses a kernel that has no more: the 161
 // gradients of a ResNet-50 do. That is why a part does not say how long it is, which the next one's
 // beginning tells, but for its last grain.
 #pragma once
@@ -61,6 +61,8 @@ struct PackTableHeader {
   double factor;
   std::uint32_t n_parts;
   std::uint32_t n_grains;  // on the whole axis
+  // The first ones. Most warps belong to few large parts behind them, and find these at once.
+  std::uint32_t n_small;
 };
 
 inline constexpr std::size_t kClassicParameterBytes = 4096;

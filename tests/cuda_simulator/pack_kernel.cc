@@ -23,7 +23,7 @@ std::function<void()> prepare(const Launch& launch) {
 }  // namespace
 
 HostKernel find_pack_kernel(const std::string& name) {
-  // void horon::(anonymous namespace)::pack_kernel<170u>(horon::PackTable<170u>)
+  // void horon::(anonymous namespace)::pack_kernel<169u>(horon::PackTable<169u>)
   const auto has = [&name](std::uint32_t capacity) {
     return name.find("horon::") != std::string::npos &&
            name.find("pack_kernel<" + std::to_string(capacity) + "u>") != std::string::npos;
