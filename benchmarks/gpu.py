@@ -7,7 +7,7 @@
 
 One rank, and two ranks on one GPU. **Several ranks on one GPU prove behaviour, packing and what a call costs the host,
 never scaling**: their kernels take turns on the GPU, and their bytes go through host memory or sockets. All contenders
-of a table live in the same processes and take turns, in an order that rotates; ratios are of one run.
+of a table live in the same processes and take turns, in random order; ratios are of one run.
 
     nccl         PyTorch's NCCL backend ("nccl"; from torch 2.15 on the new one)
     nccl-legacy  torch 2.15: the one before it (as TORCH_DIST_USE_NCCL2=0 makes "nccl")

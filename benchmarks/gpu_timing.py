@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import random
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -38,7 +39,7 @@ class Samples:
 
 
 def take_turns(contenders: Sequence[Contender], rounds: int, *, on_device: bool = False) -> dict[str, Samples]:
-    """Runs all contenders once per round, in an order that rotates; all ranks start a turn together.
+    """Runs all contenders once per round, in random order; all ranks start a turn together.
 
     host is the time until the call has returned, total the time until the GPU has finished as well. With `on_device`
     each turn runs a second time behind a kernel that only waits, so that events see the GPU's work without the host's.
@@ -54,8 +55,8 @@ def take_turns(contenders: Sequence[Contender], rounds: int, *, on_device: bool 
     gc.disable()
     try:
         for number in range(rounds):
-            first = number % len(contenders)
-            for contender in [*contenders[first:], *contenders[:first]]:
+            # The same on all ranks. One that always came behind the same other would have its caches and clocks.
+            for contender in random.Random(number).sample(contenders, len(contenders)):
                 mine = samples[contender.name]
                 _meet(contender)
                 started = time.perf_counter_ns()

@@ -112,6 +112,20 @@ def test_collectives(cuda_simulator: CudaSimulator, world_size: int, blocking: s
     _run(cuda_simulator, _collectives, world_size, env={"HORON_NCCL_BLOCKING": blocking})
 
 
+def _bad_setting(rank: int, size: int) -> None:
+    import torch
+    import torch.distributed as dist
+
+    expect_error(lambda: dist.all_reduce(_cuda([1.0])), "ValueError", "HORON_NCCL_BLOCKING: expected 0 or 1, got 'no'")
+    tensor = torch.ones(1)
+    dist.all_reduce(tensor)
+    assert tensor.item() == size
+
+
+def test_a_setting_that_is_none_is_refused_and_the_cpu_goes_on(cuda_simulator: CudaSimulator) -> None:
+    _run(cuda_simulator, _bad_setting, 2, env={"HORON_NCCL_BLOCKING": "no"})
+
+
 def _batched(rank: int, size: int) -> None:
     import torch.distributed as dist
 

@@ -235,8 +235,8 @@ DeviceSide::WorkPtr CudaBatching::submit(Collective collective, const DeviceCall
     const std::lock_guard lock(mutex_);
     calls_.push_back(batched);
     if (!is_watched_) {
-      is_watched_ = true;
       CudaWatcher::instance().watch(shared_from_this(), stream.device_index());
+      is_watched_ = true;
     }
   }
   auto work = c10::make_intrusive<BatchedWork>(parts_.rank, call, batched, outputs, parts_.group);

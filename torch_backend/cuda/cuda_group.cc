@@ -252,8 +252,8 @@ void CudaGroup::watch(const OperationPtr& operation) {
 
 void CudaGroup::watch_locked(c10::DeviceIndex device) {
   if (!is_watched_) {
-    is_watched_ = true;
     CudaWatcher::instance().watch(shared_from_this(), device);
+    is_watched_ = true;
   }
 }
 

@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <future>
 #include <string_view>
+#include <system_error>
 #include <thread>
 
 #include "core/error.h"
@@ -23,7 +24,11 @@ using c10::cuda::CUDAStream;
 // before NCCL is asked to connect them, so blocking ones do not wait for a rank that never comes.
 bool wants_blocking() {
   const char* value = std::getenv("HORON_NCCL_BLOCKING");
-  return value == nullptr || std::string_view(value) != "0";
+  const std::string_view text = value == nullptr ? "" : value;
+  if (!text.empty() && text != "0" && text != "1") {
+    throw UsageError(concat("HORON_NCCL_BLOCKING: expected 0 or 1, got '", text, "'."));
+  }
+  return text != "0";
 }
 
 // NCCL takes some milliseconds where no graph is left.
@@ -52,12 +57,12 @@ std::unique_ptr<CudaLane> CudaLane::connect(const c10::intrusive_ptr<c10d::Store
                                             std::optional<CUDAStream> stream,
                                             std::function<void()> check) {
   const c10::cuda::CUDAGuard guard(device);
-  load_pack_kernels();
-  StoreAdapter adapter(store, std::move(check));
-  const NcclUniqueId id = exchange_unique_id(adapter, nccl_api(), rank, n_ranks, name, deadline);
   NcclConfig config;
   config.is_blocking = wants_blocking();
   config.name = name;
+  load_pack_kernels();
+  StoreAdapter adapter(store, std::move(check));
+  const NcclUniqueId id = exchange_unique_id(adapter, nccl_api(), rank, n_ranks, name, deadline);
   auto communicator = Communicator::connect(nccl_api(), id, rank, n_ranks, config, deadline);
   return std::unique_ptr<CudaLane>(new CudaLane(
       std::move(communicator),
@@ -71,7 +76,14 @@ void CudaLane::end(const std::shared_ptr<CudaLane>& lane, std::function<void(Cud
   }
   std::packaged_task<void()> task([lane, end = std::move(end)] { end(*lane); });
   std::future<void> ended = task.get_future();
-  std::thread(std::move(task)).detach();
+  try {
+    std::thread(std::move(task)).detach();
+  } catch (const std::system_error& error) {
+    log_warning(concat("rank ", lane->rank(), ": no thread could be had (", error.what(),
+                       "), so a communicator that CUDA graphs use is not freed."));
+    (void)new std::shared_ptr<CudaLane>(lane);  // freeing it would wait for the graphs
+    return;
+  }
   if (ended.wait_for(kGraphPatience) == std::future_status::ready) {
     ended.get();
     return;

@@ -29,10 +29,10 @@ void CudaWatcher::watch(std::shared_ptr<Watched> watched, c10::DeviceIndex devic
   if (is_stopping_) {
     return;
   }
-  added_.push_back(std::move(watched));
   if (!thread_.joinable()) {
-    thread_ = std::thread([this, device] { run(device); });
+    thread_ = start_thread([this, device] { run(device); });
   }
+  added_.push_back(std::move(watched));
   changed_.notify_one();
 }
 
