@@ -24,6 +24,12 @@ struct DeviceBatch {
   std::vector<std::int64_t> numbers;
 };
 
+struct DeviceFailure {
+  std::string text;  // empty: nothing failed
+  // A connection broke, say; no mere timeout. See Note [Whose connection it was].
+  bool may_be_a_death = false;
+};
+
 // Two exist: torch_backend's, and the tests' fake.
 // Thread safety: one thread at a time, as the executor; abort() from any.
 class DeviceBatches {
@@ -38,8 +44,8 @@ class DeviceBatches {
   // Throws GroupError and its kinds, or whatever keeps this rank from its part: the set is over.
   virtual void run(const DeviceBatch& batch, const WaitContext& context) = 0;
 
-  // What went wrong on the device since; empty if nothing did. Does not block.
-  virtual std::string check() = 0;
+  // What went wrong on the device since. Does not block.
+  virtual DeviceFailure check() = 0;
   // Whether something that was queued had not come when check() looked last.
   virtual bool is_busy() const = 0;
 

@@ -259,8 +259,9 @@ void NamedEngine::look_at_devices() {
       if (device == nullptr) {
         continue;
       }
-      if (const std::string error = device->check(); !error.empty()) {
-        fail_all(with_channel_failure(concat("rank ", rank_, ": ", error)));
+      if (const DeviceFailure failure = device->check(); !failure.text.empty()) {
+        const std::string reason = concat("rank ", rank_, ": ", failure.text);
+        fail_all(failure.may_be_a_death ? with_channel_failure(reason) : reason);
         return;
       }
       is_busy = is_busy || device->is_busy();

@@ -252,8 +252,14 @@ class RequestPlanner {
 
   // Also to and from itself: NCCL copies.
   void send_and_receive() {
+    const std::size_t sent = request_.inputs[own()].bytes;
+    if (const std::size_t received = request_.outputs[own()].bytes; sent != received) {
+      throw UsageError(concat(name(request_.kind), ": rank ", place_.rank, " sends itself ", sent,
+                              " bytes, and receives ", received,
+                              ". Pass tensors, or split sizes, that agree."));
+    }
     if (place_.n_ranks == 1) {
-      copy_alone(request_.inputs[0].data, request_.outputs[0].data, request_.inputs[0].bytes);
+      copy_alone(request_.inputs[0].data, request_.outputs[0].data, sent);
       return;
     }
     for (std::size_t peer = 0; peer < request_.inputs.size(); ++peer) {

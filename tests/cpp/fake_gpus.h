@@ -164,9 +164,9 @@ class FakeDeviceBatches final : public DeviceBatches {
     gpus_->queue(rank_, std::move(queued));
   }
 
-  std::string check() override {
+  DeviceFailure check() override {
     std::erase_if(pending_, [](const auto& came) { return came->load(); });
-    return fails ? "the GPU has fallen off the bus" : "";
+    return {fails ? "the GPU has fallen off the bus" : "", true};
   }
   bool is_busy() const override { return !pending_.empty() || fails; }
   bool shutdown() override { return true; }

@@ -444,6 +444,17 @@ TEST_CASE("NCCL plan: what does not fit together is refused before any call") {
   uneven = request_of(OpKind::kReduceScatter, 3, 2);
   uneven.send_counts = {4, 4};
   REQUIRE_THROWS_AS(plan_nccl({uneven}, {0, 2, Float8::kNone, &byte}), UsageError);
+  for (const int n_ranks : {1, 2}) {
+    Request unlike = request_of(OpKind::kAllToAll, 3, n_ranks);
+    for (std::size_t rank = 0; rank < unlike.inputs.size(); ++rank) {
+      unlike.inputs[rank] = {&byte, 12};
+      unlike.outputs[rank] = {&byte, 8};
+    }
+    const auto refusal =
+        error_of([&] { plan_nccl({unlike}, {0, n_ranks, Float8::kNone, nullptr}); });
+    REQUIRE(threw<UsageError>(refusal));
+    REQUIRE(contains(text_of(refusal), "all_to_all: rank 0 sends itself 12 bytes, and receives 8"));
+  }
   for (const OpKind kind : {OpKind::kNewWindow, OpKind::kNewEmptyWindow, OpKind::kWindowRegister}) {
     REQUIRE_THROWS_AS(plan_nccl({request_of(kind, 1, 2)}, {0, 2, Float8::kNone, &byte}),
                       UsageError);

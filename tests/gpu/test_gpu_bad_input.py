@@ -27,6 +27,9 @@ def _bad(rank: int, n: int) -> None:
         "dtypes differ": lambda: dist.all_gather_into_tensor(output(n * 4, torch.float16), a),
         "too few in the list": lambda: dist.all_gather([on_gpu(torch.ones(4)) for _ in range(n + 1)], a),
         "splits that do not add up": lambda: dist.all_to_all_single(output(4, torch.float32), a, [4] * n, [5] * n),
+        "other sizes than it sends": lambda: dist.all_to_all_single(
+            output(3 * n, torch.float32), on_gpu(torch.ones(4 * n))
+        ),
         "CPU output of a CUDA input": lambda: dist.all_gather_into_tensor(torch.ones(n * 4), a),
         "CUDA output of a CPU input": lambda: dist.all_gather_into_tensor(output(n * 4, torch.float32), torch.ones(4)),
         "root that is none": lambda: dist.broadcast(a, n + 3),

@@ -150,27 +150,27 @@ void CudaBatches::forget_what_came() {
   }
 }
 
-std::string CudaBatches::check() {
+DeviceFailure CudaBatches::check() {
   if (pending_.empty()) {
-    return "";
+    return {};
   }
   const c10::cuda::CUDAGuard device_guard(lane_->device());
   const RelaxedCaptureScope uncaptured;
   forget_what_came();
   if (pending_.empty()) {
-    return "";
+    return {};
   }
   const Pending& oldest = pending_.front();
   if (const auto error = lane_->transport().check_async_error()) {
-    return concat(oldest.operation, ": ", *error);
+    return {concat(oldest.operation, ": ", *error), true};
   }
   if (oldest.deadline.has_passed()) {
-    return concat(oldest.operation,
-                  ": it was queued on the GPU, and has not come to its end within ",
-                  oldest.deadline.timeout().count(),
-                  " ms: a GPU of another rank has not come to it, or work before it does not end.");
+    return {
+        concat(oldest.operation, ": it was queued on the GPU, and has not come to its end within ",
+               oldest.deadline.timeout().count(),
+               " ms: a GPU of another rank has not come to it, or work before it does not end.")};
   }
-  return "";
+  return {};
 }
 
 void CudaBatches::abort(const std::string& reason) {
@@ -200,7 +200,7 @@ bool CudaBatches::shutdown() {
   try {
     // Inside NCCL a blocking communicator waits without a limit, so nothing may be left.
     const Deadline patience = Deadline::after(kGpuPatience);
-    while (check().empty() && is_busy() && !patience.has_passed()) {
+    while (check().text.empty() && is_busy() && !patience.has_passed()) {
       std::this_thread::sleep_for(std::chrono::milliseconds(1));  // CUDA has no wait with a limit
     }
     if (is_busy()) {

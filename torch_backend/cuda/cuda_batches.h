@@ -24,7 +24,7 @@ class CudaBatches final : public DeviceBatches {
   std::string refusal() override;
   // The first call makes the communicator, which waits for all ranks.
   void run(const DeviceBatch& batch, const WaitContext& context) override;
-  std::string check() override;
+  DeviceFailure check() override;
   bool is_busy() const override { return !pending_.empty(); }
   bool shutdown() override;
   void abort(const std::string& reason) override;
