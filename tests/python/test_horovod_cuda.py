@@ -346,7 +346,8 @@ def _too_late(rank: int, size: int) -> None:
             hvd.allreduce(torch.ones(1), name="on the CPU")
         except hvd.HorovodInternalError as failure:
             error = str(failure)
-    assert "ALLREDUCE 'allreduce.late': it was queued on the GPU, and has not come to its end within 2000 ms" in error, error
+    late = "ALLREDUCE 'allreduce.late': it was queued on the GPU, and has not come to its end within 2000 ms"
+    assert late in error, error
     os._exit(0)
 
 
