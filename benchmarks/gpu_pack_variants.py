@@ -80,7 +80,7 @@ _STREAMING_STORE = """
 
 def _replaced(text: str, old: str, new: str) -> str:
     if text.count(old) != 1:
-        raise SystemExit(f"gpu_pack_variants: pack_block.h has changed: {old!r} is there {text.count(old)} times")
+        raise SystemExit(f"gpu_pack_variants: pack_lane.h has changed: {old!r} is there {text.count(old)} times")
     return text.replace(old, new)
 
 
@@ -94,13 +94,13 @@ def _sources(folder: Path, variant: Variant) -> Path:
     text = _replaced(table.read_text(), "kUnroll = 4;", f"kUnroll = {variant.unroll};")
     per_warp = "kGrainsPerWarp = kUnroll * kWarpLanes"
     table.write_text(_replaced(text, f"{per_warp};", f"{per_warp} * {variant.rounds};"))
-    block = root / "cuda" / "pack_block.h"
-    text = block.read_text()
+    lane = root / "cuda" / "pack_lane.h"
+    text = lane.read_text()
     if variant.streaming:
         text = _replaced(text, _LOAD, _STREAMING_LOAD + _LOAD)
     if variant.streaming == 1:
         text = _replaced(text, _STORE, _STREAMING_STORE + _STORE)
-    block.write_text(text)
+    lane.write_text(text)
     return root
 
 

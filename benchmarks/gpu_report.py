@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -163,9 +164,15 @@ def _table(table: str, n_ranks: int, cells: Sequence[Cell]) -> list[str]:
     return head
 
 
+def _constants() -> dict[str, str]:
+    """What the fusion policy is built with."""
+    text = (Path(__file__).resolve().parents[1] / "csrc" / "cuda" / "fusion_policy.h").read_text()
+    return dict(re.findall(r"^  double (\w+) = ([\d.e-]+);", text, re.MULTILINE))
+
+
 def _fit_lines(fit: Mapping[str, Any] | None) -> list[str]:
-    head = ["| constant | assumed | measured, 1 rank | measured, 2 ranks |", "|---|---|---|---|"]
-    assumed = {"seconds_per_call": "12e-6", "seconds_per_launch": "5e-6", "bytes_per_second": "3.6e12"}
+    head = ["| constant | used | measured, 1 rank | measured, 2 ranks |", "|---|---|---|---|"]
+    assumed = _constants()
     if not fit:
         command = f"{_NOT_MEASURED}: `{COMMAND} --fit-cost`"
         return head + [f"| `{name}` | {value} | {command} | {command} |" for name, value in assumed.items()]

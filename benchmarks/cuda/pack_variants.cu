@@ -1,10 +1,11 @@
 // Times the pack kernel with other constants than horon's own, against a plain copy of the device.
 //
-// gpu_pack_variants.py builds one program for each set of constants, with
-//   WARPS, MIN_BLOCKS     as kWarpsPerBlock and kBlocksPerMultiprocessor of
-//   csrc/cuda/pack_kernels.cu UNROLL, ROUNDS        kUnroll and kGrainsPerWarp / (kUnroll *
-//   kWarpLanes) of csrc/cuda/pack_table.h STREAMING             1: loads and stores with the
-//   evict-first hint; 2: only the loads
+// gpu_pack_variants.py builds one program for each set of constants:
+// - WARPS and MIN_BLOCKS are kWarpsPerBlock and kBlocksPerMultiprocessor of
+// csrc/cuda/pack_kernels.cu;
+// - UNROLL is kUnroll of csrc/cuda/pack_table.h, ROUNDS how many times as many grains a warp has;
+// - STREAMING is 1 where loads and stores have the evict-first hint, 2 where loads alone do.
+//
 // One line of JSON for each workload: medians of the rounds in microseconds, the kernel and the
 // copy in turn.
 #include <cuda_runtime.h>
@@ -17,7 +18,7 @@
 #include <string>
 #include <vector>
 
-#include "cuda/pack_block.h"
+#include "cuda/pack_lane.h"
 #include "cuda/pack_plan.h"
 
 using namespace horon;

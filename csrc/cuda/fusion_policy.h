@@ -13,8 +13,8 @@
 
 namespace horon {
 
-// The defaults were measured on an H200 (docs/gpu-results.md). All ranks of a group must use the
-// same values, whatever GPUs they have: the decision says which calls are made.
+// The defaults follow from measurements on an H200 (docs/gpu-results.md). All ranks of a group must
+// use the same values, whatever GPUs they have: the decision says which calls are made.
 struct FusionCost {
   // One more call in a group of NCCL's. The host takes 3.8 us for it. What the GPU takes besides
   // the bytes depends on how the ranks are connected: 230 us were measured for two that share a GPU

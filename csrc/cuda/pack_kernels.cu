@@ -1,8 +1,8 @@
 #include <algorithm>
 
 #include "cuda/cuda_error.h"
-#include "cuda/pack_block.h"
 #include "cuda/pack_kernels.h"
+#include "cuda/pack_lane.h"
 
 namespace horon {
 namespace {

@@ -4,7 +4,7 @@
 #include <limits>
 
 #include "core/error.h"
-#include "cuda/pack_block.h"
+#include "cuda/pack_lane.h"
 
 namespace horon {
 namespace {
@@ -219,16 +219,16 @@ std::vector<PackLaunch> plan_pack(PackDirection direction, const std::vector<Pac
     return tensor.elements * element_bytes(tensor.dtype) <
            std::uint64_t{kGrainsPerWarp} * kGrainBytes;
   };
-  for (const bool small : {true, false}) {
+  const auto add_all = [&](bool small) {
     for (const PackTensor& tensor : tensors) {
       if (is_small(tensor) == small) {
         add(tensor);
       }
     }
-    if (small) {
-      planner.end_small();
-    }
-  }
+  };
+  add_all(true);
+  planner.end_small();
+  add_all(false);
   return planner.finish();
 }
 

@@ -139,12 +139,8 @@ class RequestPlanner {
   }
 
   NcclReduction reduction() const {
-    NcclReduction how =
-        nccl_reduction(request_.kind, request_.dtype, place_.float8, request_.op, request_.factor);
-    if (place_.n_ranks == 1 && how.op == NcclReduceOp::kAvg) {
-      how.op = NcclReduceOp::kSum;  // the same, and NCCL has it for one rank and every type
-    }
-    return how;
+    return nccl_reduction(request_.kind, request_.dtype, place_.float8, request_.op,
+                          request_.factor);
   }
 
   void require_counts(bool fit, const PerRank<std::uint64_t>& counts) const {

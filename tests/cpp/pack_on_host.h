@@ -3,7 +3,7 @@
 
 #include <vector>
 
-#include "cuda/pack_block.h"
+#include "cuda/pack_lane.h"
 #include "cuda/pack_plan.h"
 
 namespace horon::testing {

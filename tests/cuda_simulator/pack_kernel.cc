@@ -1,7 +1,7 @@
 // horon's pack kernel (csrc/cuda/pack_kernels.cu): every warp and lane, one after another.
 #include <memory>
 
-#include "cuda/pack_block.h"
+#include "cuda/pack_lane.h"
 #include "kernels.h"
 
 namespace horon::simulator {

@@ -16,7 +16,7 @@ namespace horon {
 // Elements of a part that one warp has to do.
 struct PackSlice {
   std::uint64_t first;
-  std::uint32_t count;  // at least one; fewer than fit into the warp's grains
+  std::uint32_t count;  // at least one, at most what the warp's grains hold
 };
 
 // Bytes of one element on the wider side.
