@@ -45,14 +45,14 @@ class Variant:
 VARIANTS = (
     Variant(4, 1, 2, 14, 0),
     Variant(4, 1, 2, 14, 1),
-    Variant(4, 1, 2, 14, 2),
-    Variant(4, 1, 4, 7, 0),
-    Variant(4, 1, 4, 7, 1),
+    Variant(4, 1, 2, 16, 0),
+    Variant(4, 1, 2, 18, 0),
     Variant(4, 1, 4, 8, 0),
-    Variant(4, 1, 8, 3, 0),
-    Variant(2, 1, 4, 8, 0),
-    Variant(4, 2, 4, 7, 0),
-    Variant(8, 1, 4, 5, 0),
+    Variant(4, 1, 4, 9, 0),
+    Variant(4, 1, 8, 4, 0),
+    Variant(2, 1, 2, 16, 0),
+    Variant(2, 1, 4, 12, 0),
+    Variant(4, 2, 2, 14, 0),
 )
 
 _LOAD = "loaded[i] = loads[at + i * kWarpLanes];"
@@ -92,7 +92,7 @@ def _sources(folder: Path, variant: Variant) -> Path:
         shutil.copytree(ROOT / "csrc" / part, root / part)
     table = root / "cuda" / "pack_table.h"
     text = _replaced(table.read_text(), "kUnroll = 4;", f"kUnroll = {variant.unroll};")
-    per_warp = "kGrainsPerWarp = kUnroll * kWarpLanes"
+    per_warp = "kBytesPerWarp = kUnroll * kWarpLanes * kAccessBytes"
     table.write_text(_replaced(text, f"{per_warp};", f"{per_warp} * {variant.rounds};"))
     lane = root / "cuda" / "pack_lane.h"
     text = lane.read_text()

@@ -50,22 +50,23 @@ __global__ void head_start(long long cycles) {
   }
 }
 
-template <std::uint32_t kCapacity>
+template <std::size_t kTable = 0>
 void launch(const PackLaunch& planned, cudaStream_t stream) {
-  static PackTable<kCapacity> table;
+  if constexpr (kTable + 1 < kTables) {
+    if (planned.entries.size() > kTableParts[kTable]) {
+      return launch<kTable + 1>(planned, stream);
+    }
+  }
+  static PackTable<kTableParts[kTable]> table;
   table.header = planned.header;
-  std::copy(planned.parts.begin(), planned.parts.end(), table.parts);
-  const unsigned n_blocks = (planned.n_warps() + WARPS - 1) / WARPS;
-  pack_kernel<kCapacity><<<n_blocks, WARPS * kWarpLanes, 0, stream>>>(table);
+  std::copy(planned.entries.begin(), planned.entries.end(), table.entries);
+  const unsigned n_blocks = (planned.header.n_warps - 1) / WARPS + 1;
+  pack_kernel<kTableParts[kTable]><<<n_blocks, WARPS * kWarpLanes, 0, stream>>>(table);
 }
 
 void launch_all(const std::vector<PackLaunch>& launches, cudaStream_t stream) {
   for (const PackLaunch& planned : launches) {
-    if (planned.parts.size() <= kSmallTableParts) {
-      launch<kSmallTableParts>(planned, stream);
-    } else {
-      launch<kLargeTableParts>(planned, stream);
-    }
+    launch(planned, stream);
   }
 }
 

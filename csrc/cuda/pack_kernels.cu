@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <utility>
 
 #include "cuda/cuda_error.h"
 #include "cuda/pack_kernels.h"
@@ -20,36 +21,48 @@ __global__ void __launch_bounds__(kWarpsPerBlock* kWarpLanes, kBlocksPerMultipro
 }
 
 template <std::uint32_t kCapacity>
-void launch(const PackLaunch& planned, cudaStream_t stream) {
+void launch_table(const PackLaunch& planned, cudaStream_t stream) {
   PackTable<kCapacity> table;  // entries beyond n_parts are never read
   table.header = planned.header;
-  std::copy(planned.parts.begin(), planned.parts.end(), table.parts);
-  const unsigned n_blocks = (planned.n_warps() + kWarpsPerBlock - 1) / kWarpsPerBlock;
+  std::copy(planned.entries.begin(), planned.entries.end(), table.entries);
+  const unsigned n_blocks = (planned.header.n_warps - 1) / kWarpsPerBlock + 1;
   pack_kernel<kCapacity><<<n_blocks, kWarpsPerBlock * kWarpLanes, 0, stream>>>(table);
-  HORON_CUDA_CHECK(cudaGetLastError(), "launch of the pack kernel with ", planned.parts.size(),
+  HORON_CUDA_CHECK(cudaGetLastError(), "launch of the pack kernel with ", planned.header.n_parts,
                    " parts in ", n_blocks, " blocks");
+}
+
+// With the smallest table, from the one of this index on, that holds all parts.
+template <std::size_t kTable = 0>
+void launch(const PackLaunch& planned, cudaStream_t stream) {
+  if constexpr (kTable + 1 < kTables) {
+    if (planned.entries.size() > kTableParts[kTable]) {
+      return launch<kTable + 1>(planned, stream);
+    }
+  }
+  launch_table<kTableParts[kTable]>(planned, stream);
+}
+
+template <std::uint32_t kCapacity>
+void load_table() {
+  cudaFuncAttributes attributes{};
+  HORON_CUDA_CHECK(cudaFuncGetAttributes(&attributes, pack_kernel<kCapacity>), "the pack kernel");
+}
+
+template <std::size_t... kTable>
+void load_all(std::index_sequence<kTable...>) {
+  (load_table<kTableParts[kTable]>(), ...);
 }
 
 }  // namespace
 
 void launch_pack(const std::vector<PackLaunch>& launches, StreamHandle stream) {
   for (const PackLaunch& planned : launches) {
-    HORON_CHECK(planned.parts.size() <= kLargeTableParts, "pack: ", planned.parts.size(),
-                " parts in one launch, expected at most ", kLargeTableParts, ".");
-    if (planned.parts.size() <= kSmallTableParts) {
-      launch<kSmallTableParts>(planned, stream);
-    } else {
-      launch<kLargeTableParts>(planned, stream);
-    }
+    HORON_CHECK(planned.entries.size() <= kMaxTableParts, "pack: ", planned.entries.size(),
+                " parts in one launch, expected at most ", kMaxTableParts, ".");
+    launch(planned, stream);
   }
 }
 
-void load_pack_kernels() {
-  cudaFuncAttributes attributes{};
-  HORON_CUDA_CHECK(cudaFuncGetAttributes(&attributes, pack_kernel<kSmallTableParts>),
-                   "the pack kernel");
-  HORON_CUDA_CHECK(cudaFuncGetAttributes(&attributes, pack_kernel<kLargeTableParts>),
-                   "the pack kernel");
-}
+void load_pack_kernels() { load_all(std::make_index_sequence<kTables>()); }
 
 }  // namespace horon

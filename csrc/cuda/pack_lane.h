@@ -13,48 +13,72 @@
 
 namespace horon {
 
-// Elements of a part that one warp has to do.
-struct PackSlice {
-  std::uint64_t first;
-  std::uint32_t count;  // at least one, at most what the warp's grains hold
+// Bytes of one element.
+struct ElementSizes {
+  std::uint32_t source;
+  std::uint32_t destination;
 };
 
-// Bytes of one element on the wider side.
-HORON_HOST_DEVICE std::uint32_t wide_bytes(PackConversion conversion) {
+HORON_HOST_DEVICE ElementSizes sizes_of(PackConversion conversion) {
   switch (conversion) {
     case PackConversion::kCopy:
-      return 1;
+      return {1, 1};
     case PackConversion::kFloat16:
     case PackConversion::kBFloat16:
-      return 2;
+      return {2, 2};
+    case PackConversion::kFloat32:
+      return {4, 4};
     case PackConversion::kFloat64:
-      return 8;
+      return {8, 8};
+    case PackConversion::kFloat32ToFloat16:
+    case PackConversion::kFloat32ToBFloat16:
+      return {4, 2};
     default:
-      return 4;
+      return {2, 4};
   }
 }
 
-HORON_HOST_DEVICE std::uint32_t elements_per_grain(PackConversion conversion) {
-  return kGrainBytes / wide_bytes(conversion);
+HORON_HOST_DEVICE std::uint32_t wide_bytes(PackConversion conversion) {
+  const ElementSizes sizes = sizes_of(conversion);
+  return sizes.source > sizes.destination ? sizes.source : sizes.destination;
 }
 
-// The grain behind part `i`.
-template <class Table>
-HORON_HOST_DEVICE std::uint32_t end_of(const Table& table, std::uint32_t i) {
-  return i + 1 < table.header.n_parts ? table.parts[i + 1].first_grain : table.header.n_grains;
+HORON_HOST_DEVICE std::uint32_t elements_per_warp(PackConversion conversion) {
+  return kBytesPerWarp / wide_bytes(conversion);
 }
 
-// The last part that begins at or before the grain. Requires that the first one begins at 0.
+// How wide the accesses of a copy are: as wide as both addresses permit.
+HORON_HOST_DEVICE std::uint32_t copy_access_bytes(const PackPart& part) {
+  const auto bits = static_cast<std::uint32_t>(part.source | part.destination) | kAccessBytes;
+  return bits & (~bits + 1);
+}
+
+// Whether a conversion takes as many elements at a time as kAccessBytes of the wider side hold.
+HORON_HOST_DEVICE bool has_vectors(const ElementSizes& sizes, const PackPart& part) {
+  const std::uint32_t wide = sizes.source > sizes.destination ? sizes.source : sizes.destination;
+  const std::uint32_t elements = kAccessBytes / wide;
+  return ((part.source & (elements * sizes.source - 1)) |
+          (part.destination & (elements * sizes.destination - 1))) == 0;
+}
+
+// What one warp has to do.
+struct PackSlice {
+  PackPart part;
+  std::uint64_t first;  // element of the part
+  std::uint32_t count;  // at least one
+};
+
+// The last part that begins at or before the warp. Requires that the launch has the warp.
 template <class Table>
-HORON_HOST_DEVICE std::uint32_t find_part(const Table& table, std::uint32_t grain) {
-  const std::uint32_t n_small = table.header.n_small;
-  const std::uint32_t n_parts = table.header.n_parts;
-  const bool is_small = n_small == n_parts || grain < table.parts[n_small].first_grain;
-  std::uint32_t low = is_small ? 0 : n_small;
-  std::uint32_t high = is_small ? n_small : n_parts;
+HORON_HOST_DEVICE std::uint32_t find_part(const Table& table, std::uint32_t warp) {
+  if (warp < table.header.n_single) {
+    return warp;
+  }
+  std::uint32_t low = table.header.n_single;
+  std::uint32_t high = table.header.n_parts;
   while (high - low > 1) {
     const std::uint32_t middle = low + (high - low) / 2;
-    if (table.parts[middle].first_grain <= grain) {
+    if (table.entries[middle].first_warp <= warp) {
       low = middle;
     } else {
       high = middle;
@@ -63,28 +87,19 @@ HORON_HOST_DEVICE std::uint32_t find_part(const Table& table, std::uint32_t grai
   return low;
 }
 
-// Calls visit(part, slice) for everything that warp `warp` has to do, in the order of the axis.
-template <class Table, class Visit>
-HORON_HOST_DEVICE void for_each_slice(const Table& table, std::uint32_t warp, Visit&& visit) {
-  const std::uint32_t n_grains = table.header.n_grains;
-  if (warp > (n_grains - 1) / kGrainsPerWarp) {
-    return;  // of the last block
-  }
-  std::uint32_t begin = warp * kGrainsPerWarp;
-  const std::uint32_t end = n_grains - begin > kGrainsPerWarp ? begin + kGrainsPerWarp : n_grains;
-  for (std::uint32_t i = find_part(table, begin); begin < end; ++i) {
-    const PackPart& part = table.parts[i];
-    const std::uint32_t end_of_part = end_of(table, i);
-    const bool is_to_its_end = end_of_part <= end;
-    const std::uint32_t until = is_to_its_end ? end_of_part : end;
-    const std::uint32_t per_grain = elements_per_grain(part.conversion);
-    PackSlice slice;
-    slice.first = std::uint64_t{begin - part.first_grain} * per_grain;
-    slice.count =
-        (until - begin - 1) * per_grain + (is_to_its_end ? part.last_elements : per_grain);
-    visit(part, slice);
-    begin = until;
-  }
+// Requires that the launch has the warp.
+template <class Table>
+HORON_HOST_DEVICE PackSlice slice_of(const Table& table, std::uint32_t warp) {
+  const PackTableHeader& header = table.header;
+  const std::uint32_t i = find_part(table, warp);
+  const std::uint32_t end =
+      i + 1 < header.n_parts ? table.entries[i + 1].first_warp : header.n_warps;
+  PackSlice slice{};
+  slice.part = decode(table.entries[i], header);
+  const std::uint32_t per_warp = elements_per_warp(slice.part.conversion);
+  slice.first = std::uint64_t{warp - slice.part.first_warp} * per_warp;
+  slice.count = warp + 1 == end ? slice.part.last_elements : per_warp;
+  return slice;
 }
 
 namespace pack {
@@ -209,14 +224,13 @@ HORON_HOST_DEVICE void convert_range(const Source* source, Destination* destinat
 }
 
 template <class Source, class Destination, class Convert>
-HORON_HOST_DEVICE void convert_slice(const PackPart& part, const PackSlice& slice, Convert convert,
-                                     std::uint32_t lane) {
+HORON_HOST_DEVICE void convert_slice(const PackSlice& slice, Convert convert, std::uint32_t lane) {
   constexpr int kWide =
       static_cast<int>(sizeof(Source) > sizeof(Destination) ? sizeof(Source) : sizeof(Destination));
-  constexpr int kVector = static_cast<int>(kGrainBytes) / kWide;
-  const auto* source = memory_at<const Source*>(part.source) + slice.first;
-  auto* destination = memory_at<Destination*>(part.destination) + slice.first;
-  if (part.access_bytes == kGrainBytes) {
+  constexpr int kVector = static_cast<int>(kAccessBytes) / kWide;
+  const auto* source = memory_at<const Source*>(slice.part.source) + slice.first;
+  auto* destination = memory_at<Destination*>(slice.part.destination) + slice.first;
+  if (has_vectors({sizeof(Source), sizeof(Destination)}, slice.part)) {
     convert_range<kVector>(source, destination, slice.count, convert, lane);
   } else {
     convert_range<1>(source, destination, slice.count, convert, lane);
@@ -224,63 +238,59 @@ HORON_HOST_DEVICE void convert_slice(const PackPart& part, const PackSlice& slic
 }
 
 template <int kBytes>
-HORON_HOST_DEVICE void copy_slice(const PackPart& part, const PackSlice& slice,
-                                  std::uint32_t lane) {
-  const auto* source = memory_at<const std::uint8_t*>(part.source) + slice.first;
-  auto* destination = memory_at<std::uint8_t*>(part.destination) + slice.first;
+HORON_HOST_DEVICE void copy_slice(const PackSlice& slice, std::uint32_t lane) {
+  const auto* source = memory_at<const std::uint8_t*>(slice.part.source) + slice.first;
+  auto* destination = memory_at<std::uint8_t*>(slice.part.destination) + slice.first;
   convert_range<kBytes>(source, destination, slice.count, CopyOf{}, lane);
 }
 
-HORON_HOST_DEVICE void copy_slice(const PackPart& part, const PackSlice& slice,
-                                  std::uint32_t lane) {
-  switch (part.access_bytes) {
+HORON_HOST_DEVICE void copy_slice(const PackSlice& slice, std::uint32_t lane) {
+  switch (copy_access_bytes(slice.part)) {
     case 16:
-      return copy_slice<16>(part, slice, lane);
+      return copy_slice<16>(slice, lane);
     case 8:
-      return copy_slice<8>(part, slice, lane);
+      return copy_slice<8>(slice, lane);
     case 4:
-      return copy_slice<4>(part, slice, lane);
+      return copy_slice<4>(slice, lane);
     case 2:
-      return copy_slice<2>(part, slice, lane);
+      return copy_slice<2>(slice, lane);
     default:
-      return copy_slice<1>(part, slice, lane);
+      return copy_slice<1>(slice, lane);
   }
 }
 
-HORON_HOST_DEVICE void run_slice(const PackPart& part, const PackSlice& slice, double factor,
-                                 std::uint32_t lane) {
+HORON_HOST_DEVICE void run_slice(const PackSlice& slice, double factor, std::uint32_t lane) {
   const Scaled by{factor};
-  switch (part.conversion) {
+  switch (slice.part.conversion) {
     case PackConversion::kCopy:
-      return copy_slice(part, slice, lane);
+      return copy_slice(slice, lane);
     case PackConversion::kFloat16:
-      return convert_slice<Float16, Float16>(part, slice, ScaledTo<Float16>{by}, lane);
+      return convert_slice<Float16, Float16>(slice, ScaledTo<Float16>{by}, lane);
     case PackConversion::kBFloat16:
-      return convert_slice<BFloat16, BFloat16>(part, slice, ScaledTo<BFloat16>{by}, lane);
+      return convert_slice<BFloat16, BFloat16>(slice, ScaledTo<BFloat16>{by}, lane);
     case PackConversion::kFloat32:
-      return convert_slice<float, float>(part, slice, ScaledTo<float>{by}, lane);
+      return convert_slice<float, float>(slice, ScaledTo<float>{by}, lane);
     case PackConversion::kFloat64:
-      return convert_slice<double, double>(part, slice, ScaledTo<double>{by}, lane);
+      return convert_slice<double, double>(slice, ScaledTo<double>{by}, lane);
     case PackConversion::kFloat32ToFloat16:
-      return convert_slice<float, Float16>(part, slice, ScaledTo<Float16>{by}, lane);
+      return convert_slice<float, Float16>(slice, ScaledTo<Float16>{by}, lane);
     case PackConversion::kFloat32ToBFloat16:
-      return convert_slice<float, BFloat16>(part, slice, ScaledTo<BFloat16>{by}, lane);
+      return convert_slice<float, BFloat16>(slice, ScaledTo<BFloat16>{by}, lane);
     case PackConversion::kFloat16ToFloat32:
-      return convert_slice<Float16, float>(part, slice, ScaledTo<float>{by}, lane);
+      return convert_slice<Float16, float>(slice, ScaledTo<float>{by}, lane);
     case PackConversion::kBFloat16ToFloat32:
-      return convert_slice<BFloat16, float>(part, slice, ScaledTo<float>{by}, lane);
+      return convert_slice<BFloat16, float>(slice, ScaledTo<float>{by}, lane);
   }
 }
 
 }  // namespace pack
 
-// The whole work of one lane.
+// The whole work of one lane. The last block may have warps that the launch does not.
 template <class Table>
 HORON_HOST_DEVICE void run_pack_lane(const Table& table, std::uint32_t warp, std::uint32_t lane) {
-  const double factor = table.header.factor;
-  for_each_slice(table, warp, [&](const PackPart& part, const PackSlice& slice) {
-    pack::run_slice(part, slice, factor, lane);
-  });
+  if (warp < table.header.n_warps) {
+    pack::run_slice(slice_of(table, warp), table.header.factor, lane);
+  }
 }
 
 }  // namespace horon

@@ -1,7 +1,6 @@
 #include "cuda/pack_plan.h"
 
 #include <algorithm>
-#include <limits>
 
 #include "core/error.h"
 #include "cuda/pack_lane.h"
@@ -9,34 +8,12 @@
 namespace horon {
 namespace {
 
-constexpr std::uint64_t kMaxGrains = std::numeric_limits<std::uint32_t>::max();
-
-struct ElementSizes {
-  std::uint64_t source;
-  std::uint64_t destination;
-};
-
-ElementSizes sizes_of(PackConversion conversion) {
-  const std::uint64_t wide = wide_bytes(conversion);
-  switch (conversion) {
-    case PackConversion::kFloat32ToFloat16:
-    case PackConversion::kFloat32ToBFloat16:
-      return {4, 2};
-    case PackConversion::kFloat16ToFloat32:
-    case PackConversion::kBFloat16ToFloat32:
-      return {2, 4};
-    default:
-      return {wide, wide};
-  }
-}
-
 // What becomes one or more parts.
 struct Range {
   std::uint64_t source = 0;       // address
   std::uint64_t destination = 0;  // address
   std::uint64_t elements = 0;     // of the conversion's source type; bytes for kCopy
   PackConversion conversion = PackConversion::kCopy;
-  std::uint8_t access_bytes = 0;
 };
 
 // Divisions would be most of a plan's time.
@@ -44,28 +21,23 @@ bool is_multiple(std::uint64_t address, std::uint64_t power_of_two) {
   return (address & (power_of_two - 1)) == 0;
 }
 
-// How one range is accessed: `head` elements one by one, then accesses of `access_bytes`.
-struct Alignment {
-  std::uint64_t head = 0;
-  std::uint64_t access_bytes = 0;
-};
-
-// The widest access to which both sides can be aligned by the same head.
-Alignment widest_access(const Range& range, const ElementSizes& sizes) {
+// How many elements are done one by one, so that the accesses of the rest are the widest to which
+// both sides can be aligned.
+std::uint64_t head_of(const Range& range, const ElementSizes& sizes) {
   const std::uint64_t wide = std::max(sizes.source, sizes.destination);
-  for (std::uint64_t access = kGrainBytes; access > wide; access /= 2) {
+  for (std::uint64_t access = kAccessBytes; access > wide; access /= 2) {
     const std::uint64_t elements = access / wide;
     for (std::uint64_t head = 0; head < elements; ++head) {
       if (is_multiple(range.source + head * sizes.source, elements * sizes.source) &&
           is_multiple(range.destination + head * sizes.destination, elements * sizes.destination)) {
-        return {head, access};
+        return head;
       }
     }
     if (range.conversion != PackConversion::kCopy) {
-      break;  // the kernel has only 16 bytes and single elements of these
+      break;  // the kernel has only vectors and single elements of these
     }
   }
-  return {0, wide};
+  return 0;
 }
 
 void check_addresses(const Range& range) {
@@ -89,70 +61,67 @@ class Planner {
     }
     check_addresses(range);
     const ElementSizes sizes = sizes_of(range.conversion);
-    const Alignment alignment = widest_access(range, sizes);
-    const std::uint64_t head = std::min(alignment.head, range.elements);
+    const std::uint64_t head = std::min(head_of(range, sizes), range.elements);
     if (head > 0) {
       Range first = range;
       first.elements = head;
-      first.access_bytes = static_cast<std::uint8_t>(wide_bytes(range.conversion));
       place(first);
-      advance(range, head, sizes);
+      range.source += head * sizes.source;
+      range.destination += head * sizes.destination;
+      range.elements -= head;
     }
-    range.access_bytes = static_cast<std::uint8_t>(alignment.access_bytes);
-    place_divided(range, sizes);
-  }
-
-  // What was added so far is small.
-  void end_small() {
-    for (PackLaunch& launch : launches_) {
-      launch.header.n_small = static_cast<std::uint32_t>(launch.parts.size());
+    if (range.elements > 0) {
+      place(range);
     }
   }
 
-  std::vector<PackLaunch> finish() {
-    for (PackLaunch& launch : launches_) {
-      launch.header.n_parts = static_cast<std::uint32_t>(launch.parts.size());
-      launch.header.factor = factor_;
-    }
-    return std::move(launches_);
-  }
+  std::vector<PackLaunch> finish() { return std::move(launches_); }
 
  private:
-  bool needs_launch() const {
-    return launches_.empty() || launches_.back().parts.size() == kLargeTableParts ||
-           launches_.back().header.n_grains == kMaxGrains;
+  // A launch has 2^32 warps, 8 TiB: no device has room for more.
+  static std::uint32_t warps_of(const Range& range) {
+    const std::uint64_t per_warp = elements_per_warp(range.conversion);
+    return static_cast<std::uint32_t>((range.elements - 1) / per_warp + 1);
   }
 
-  static void advance(Range& range, std::uint64_t elements, const ElementSizes& sizes) {
-    range.source += elements * sizes.source;
-    range.destination += elements * sizes.destination;
-    range.elements -= elements;
-  }
-
-  // A range may be longer than what is left of the axis of a launch, or than a whole one.
-  void place_divided(Range range, const ElementSizes& sizes) {
-    while (range.elements > 0) {
-      const std::uint64_t room =
-          needs_launch() ? kMaxGrains : kMaxGrains - launches_.back().header.n_grains;
-      Range piece = range;
-      piece.elements =
-          std::min(range.elements, room * std::uint64_t{elements_per_grain(range.conversion)});
-      place(piece);
-      advance(range, piece.elements, sizes);
+  bool has_room_for(const Range& range) const {
+    if (launches_.empty()) {
+      return false;
     }
+    const PackLaunch& launch = launches_.back();
+    return launch.entries.size() < kMaxTableParts &&
+           range.source - launch.header.source_base < kPackWindow &&
+           range.destination - launch.header.destination_base < kPackWindow;
+  }
+
+  void begin_launch(const Range& first) {
+    PackLaunch& launch = launches_.emplace_back();
+    launch.entries.reserve(std::min<std::size_t>(n_ranges_, kMaxTableParts));
+    launch.header.factor = factor_;
+    launch.header.source_base = first.source - kPackWindow / 2;
+    launch.header.destination_base = first.destination - kPackWindow / 2;
   }
 
   void place(const Range& range) {
-    const std::uint64_t per_grain = elements_per_grain(range.conversion);
-    const std::uint64_t grains = (range.elements + per_grain - 1) / per_grain;
-    if (needs_launch() || launches_.back().header.n_grains + grains > kMaxGrains) {
-      launches_.emplace_back().parts.reserve(std::min<std::size_t>(n_ranges_, kLargeTableParts));
+    if (!has_room_for(range)) {
+      begin_launch(range);
     }
     PackLaunch& launch = launches_.back();
-    const std::uint64_t last = range.elements - (grains - 1) * per_grain;
-    launch.parts.push_back({range.source, range.destination, launch.header.n_grains,
-                            range.conversion, range.access_bytes, static_cast<std::uint8_t>(last)});
-    launch.header.n_grains += static_cast<std::uint32_t>(grains);
+    PackTableHeader& header = launch.header;
+    const std::uint32_t n_warps = warps_of(range);
+    PackPart part{};
+    part.source = range.source;
+    part.destination = range.destination;
+    part.first_warp = header.n_warps;
+    part.last_elements = static_cast<std::uint32_t>(
+        range.elements - std::uint64_t{n_warps - 1} * elements_per_warp(range.conversion));
+    part.conversion = range.conversion;
+    launch.entries.push_back(encode(part, header));
+    if (n_warps == 1 && header.n_single == header.n_parts) {
+      ++header.n_single;
+    }
+    ++header.n_parts;
+    header.n_warps += n_warps;
   }
 
   const std::size_t n_ranges_;
@@ -214,21 +183,18 @@ std::vector<PackLaunch> plan_pack(PackDirection direction, const std::vector<Pac
                      (range.conversion == PackConversion::kCopy ? element_bytes(tensor.dtype) : 1);
     planner.add(range);
   };
-  // A warp with several small parts takes longer than others: those begin first.
-  const auto is_small = [](const PackTensor& tensor) {
-    return tensor.elements * element_bytes(tensor.dtype) <
-           std::uint64_t{kGrainsPerWarp} * kGrainBytes;
+  const auto has_single_warp = [](const PackTensor& tensor) {
+    const std::uint64_t wide =
+        std::max(element_bytes(tensor.dtype), element_bytes(tensor.buffer_dtype));
+    return tensor.elements * wide <= kBytesPerWarp;
   };
-  const auto add_all = [&](bool small) {
+  for (const bool single : {true, false}) {
     for (const PackTensor& tensor : tensors) {
-      if (is_small(tensor) == small) {
+      if (has_single_warp(tensor) == single) {
         add(tensor);
       }
     }
-  };
-  add_all(true);
-  planner.end_small();
-  add_all(false);
+  }
   return planner.finish();
 }
 

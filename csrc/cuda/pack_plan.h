@@ -24,9 +24,7 @@ struct PackTensor {
 
 struct PackLaunch {
   PackTableHeader header{};
-  std::vector<PackPart> parts;
-
-  std::uint32_t n_warps() const { return (header.n_grains - 1) / kGrainsPerWarp + 1; }
+  std::vector<PackEntry> entries;
 };
 
 // The fewest launches that do everything; none where there is nothing to do. See Note [Warps of

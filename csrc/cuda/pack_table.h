@@ -2,35 +2,37 @@
 // range that is copied, scaled or cast from one place to another.
 //
 // Note [Warps of bytes]
-// The parts lie one after another on an axis of grains, 16 bytes of the wider side each. Every
-// warp takes the same number of grains, wherever parts begin and end: it finds its first part by a
-// binary search and goes on until its grains are used up. So a tensor of 100 MiB keeps as many
-// warps busy as it needs, and one warp takes several of 100 bytes. A part begins on a grain, and
-// the accesses of 16 bytes never cross one, so no warp divides an access. What a warp takes is what
-// its lanes have under way at a time: it waits for memory once, or once for each of a few parts.
-// (Blocks that went through their parts one after another took twice the time of a plain copy for
-// 64 MiB in skewed sizes: 1 us for each small part, docs/gpu-results.md.)
+// A part gets as many warps as it needs, 2 KiB of its wider side each: what a warp's lanes have
+// under way at a time, so that a warp waits for memory once. A tensor of 100 MiB keeps as many
+// warps busy as it needs, and no warp takes one small tensor after another. Parts of a single warp
+// lie first: warp `i` has part `i`, without a search; the warps of larger ones search among few.
+// (Blocks that went through several parts took 1 us for each small one, and a search among all
+// parts 1.4 us of a launch: docs/gpu-results.md.)
 //
 // Note [Kernel parameters]
 // The table travels in the kernel's parameters, never in device memory: nothing has to be staged,
 // kept until the copy is done, or copied again when a captured graph is replayed. A launch holds
-// up to 32,764 bytes (from CUDA 12.1 and compute capability 7.0 on): 1,364 parts. More parts take
-// another launch, which is still cheaper than staging a table would be. Parameters are copied at
-// each launch, so what fits the classic 4 KiB, 169 parts, uses a kernel that has no more: the 161
-// gradients of a ResNet-50 do. That is why a part does not say how long it is, which the next one's
-// beginning tells, but for its last grain.
+// up to 32,764 bytes (from CUDA 12.1 and compute capability 7.0 on): 2,044 parts. More parts take
+// another launch, which is still cheaper than staging a table would be. All of a kernel's
+// parameters are loaded before it begins, used or not: 3.2 us pass from a launch of 4 KiB to the
+// next one, 5.4 of 32. So there are kernels for tables of several sizes, and a part takes 16 bytes:
+// its addresses are distances from those of the launch's first part, within half a TiB.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <iterator>
+
+#include "cuda/host_device.h"
 
 namespace horon {
 
-inline constexpr std::uint32_t kGrainBytes = 16;
+inline constexpr std::uint32_t kAccessBytes = 16;  // the widest
 inline constexpr std::uint32_t kWarpLanes = 32;
 // How many accesses a lane has under way at a time.
 inline constexpr std::uint32_t kUnroll = 4;
-inline constexpr std::uint32_t kGrainsPerWarp = kUnroll * kWarpLanes;
+// Of the wider side.
+inline constexpr std::uint32_t kBytesPerWarp = kUnroll * kWarpLanes * kAccessBytes;
 
 // From one element type to another, multiplied by a factor on the way. Factor 1 changes nothing.
 enum class PackConversion : std::uint8_t {
@@ -48,39 +50,87 @@ enum class PackConversion : std::uint8_t {
 struct PackPart {
   std::uint64_t source;       // address
   std::uint64_t destination;  // address
-  std::uint32_t first_grain;  // on the axis of the launch, where the next part begins behind it
+  std::uint32_t first_warp;   // of the launch; behind it those of the next part
+  // For its last warp, at least one: elements of the conversion's source type; bytes for kCopy.
+  std::uint32_t last_elements;
   PackConversion conversion;
-  // Of the wider side; both sides are aligned for it. One element, or up to 16 bytes.
-  std::uint8_t access_bytes;
-  // In its last grain, at least one: elements of the conversion's source type; bytes for kCopy.
-  std::uint8_t last_elements;
 };
-static_assert(sizeof(PackPart) == 24, "the table's capacity is computed from this");
 
 struct PackTableHeader {
   double factor;
+  // Half a window before the first part's addresses, modulo 2^64.
+  std::uint64_t source_base;
+  std::uint64_t destination_base;
   std::uint32_t n_parts;
-  std::uint32_t n_grains;  // on the whole axis
-  // The first ones. Most warps belong to few large parts behind them, and find these at once.
-  std::uint32_t n_small;
+  std::uint32_t n_single;  // of the first parts, each has a single warp
+  std::uint32_t n_warps;
 };
 
-inline constexpr std::size_t kClassicParameterBytes = 4096;
-inline constexpr std::size_t kLargeParameterBytes = 32764;
+// A part as it lies in the table.
+struct alignas(16) PackEntry {
+  std::uint32_t first_warp;
+  std::uint32_t source_low;
+  std::uint32_t destination_low;
+  std::uint32_t rest;  // high bits of both, last_elements - 1, conversion
 
-constexpr std::uint32_t parts_in(std::size_t parameter_bytes) {
-  return static_cast<std::uint32_t>((parameter_bytes - sizeof(PackTableHeader)) / sizeof(PackPart));
+  static constexpr int kHighBits = 8;  // of a distance, above the low 32
+  static constexpr int kLastBits = 12;
+  static constexpr int kDestinationShift = kHighBits;
+  static constexpr int kLastShift = kDestinationShift + kHighBits;
+  static constexpr int kConversionShift = kLastShift + kLastBits;
+};
+static_assert(sizeof(PackEntry) == 16, "the table's capacity is computed from this");
+static_assert(kBytesPerWarp <= 1U << PackEntry::kLastBits);
+
+// Distances from a base that an entry holds.
+inline constexpr std::uint64_t kPackWindow = std::uint64_t{1} << (32 + PackEntry::kHighBits);
+
+// Requires that both addresses are less than a window from the header's bases.
+inline PackEntry encode(const PackPart& part, const PackTableHeader& header) {
+  const std::uint64_t source = part.source - header.source_base;
+  const std::uint64_t destination = part.destination - header.destination_base;
+  PackEntry entry{};
+  entry.first_warp = part.first_warp;
+  entry.source_low = static_cast<std::uint32_t>(source);
+  entry.destination_low = static_cast<std::uint32_t>(destination);
+  entry.rest = static_cast<std::uint32_t>(source >> 32) |
+               static_cast<std::uint32_t>(destination >> 32) << PackEntry::kDestinationShift |
+               (part.last_elements - 1) << PackEntry::kLastShift |
+               static_cast<std::uint32_t>(part.conversion) << PackEntry::kConversionShift;
+  return entry;
 }
 
-inline constexpr std::uint32_t kSmallTableParts = parts_in(kClassicParameterBytes);
-inline constexpr std::uint32_t kLargeTableParts = parts_in(kLargeParameterBytes);
+HORON_HOST_DEVICE PackPart decode(const PackEntry& entry, const PackTableHeader& header) {
+  constexpr std::uint32_t kHighMask = (1U << PackEntry::kHighBits) - 1;
+  constexpr std::uint32_t kLastMask = (1U << PackEntry::kLastBits) - 1;
+  const std::uint32_t rest = entry.rest;
+  const std::uint64_t source_high = rest & kHighMask;
+  const std::uint64_t destination_high = rest >> PackEntry::kDestinationShift & kHighMask;
+  PackPart part{};
+  part.source = header.source_base + (source_high << 32 | entry.source_low);
+  part.destination = header.destination_base + (destination_high << 32 | entry.destination_low);
+  part.first_warp = entry.first_warp;
+  part.last_elements = (rest >> PackEntry::kLastShift & kLastMask) + 1;
+  part.conversion = static_cast<PackConversion>(rest >> PackEntry::kConversionShift);
+  return part;
+}
 
 template <std::uint32_t kCapacity>
 struct PackTable {
   PackTableHeader header;
-  PackPart parts[kCapacity];
+  PackEntry entries[kCapacity];
 };
-static_assert(sizeof(PackTable<kSmallTableParts>) <= kClassicParameterBytes);
-static_assert(sizeof(PackTable<kLargeTableParts>) <= kLargeParameterBytes);
+
+constexpr std::uint32_t parts_in(std::size_t table_bytes) {
+  return static_cast<std::uint32_t>((table_bytes - sizeof(PackTable<1>)) / sizeof(PackEntry)) + 1;
+}
+
+// How many parts the tables of the kernels hold. The first is CUDA's classic 4 KiB.
+inline constexpr std::uint32_t kTableParts[] = {parts_in(4096), parts_in(8192), parts_in(12288),
+                                                parts_in(20480), parts_in(32764)};
+inline constexpr std::size_t kTables = std::size(kTableParts);
+inline constexpr std::uint32_t kMaxTableParts = kTableParts[kTables - 1];
+static_assert(sizeof(PackTable<kTableParts[0]>) <= 4096);
+static_assert(sizeof(PackTable<kMaxTableParts>) <= 32764);
 
 }  // namespace horon

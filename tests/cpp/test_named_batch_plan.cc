@@ -9,6 +9,7 @@
 #include "core/error.h"
 #include "free_cost.h"
 #include "named/fusion.h"
+#include "pack_on_host.h"
 
 using namespace horon;
 using namespace horon::testing;
@@ -152,7 +153,7 @@ TEST_CASE("named batch plan: of one rank, values are copied or scaled at once, w
     REQUIRE(scaled.plan.after.empty());
     REQUIRE(scaled.plan.before.size() == 1);
     REQUIRE(factor_of(scaled.plan.before) == 1.5);
-    REQUIRE(scaled.plan.before[0].parts.size() == 2);
+    REQUIRE(scaled.plan.before[0].entries.size() == 2);
   }
   const auto plain = operation({}, {10, 20}, {0, 40});
   REQUIRE(plan(batch_of(plain), 1, {}).plan.before.empty());
@@ -160,8 +161,8 @@ TEST_CASE("named batch plan: of one rank, values are copied or scaled at once, w
   const Planned moved = plan(batch_of(plain), 1, {});
   REQUIRE(moved.plan.calls.empty());
   REQUIRE(moved.plan.before.size() == 1);
-  REQUIRE(moved.plan.before[0].parts.size() == 1);
-  REQUIRE(moved.plan.before[0].parts[0].destination ==
+  REQUIRE(moved.plan.before[0].entries.size() == 1);
+  REQUIRE(parts_of(moved.plan.before[0])[0].destination ==
           reinterpret_cast<std::uint64_t>(memory + 4096));
 }
 
@@ -220,7 +221,7 @@ TEST_CASE("named batch plan: in place in the buffer, factors are applied where t
   REQUIRE(planned.scratch.empty());
   REQUIRE(planned.plan.before.empty());
   REQUIRE(planned.plan.after.size() == 1);
-  for (const PackPart& part : planned.plan.after[0].parts) {
+  for (const PackPart& part : parts_of(planned.plan.after[0])) {
     REQUIRE(part.source == part.destination);
   }
 }

@@ -284,9 +284,9 @@ TEST_CASE("pack: thousands of tensors of mixed dtypes need several launches and 
 TEST_CASE("pack: what fits one table is one launch, whatever the sizes") {
   std::vector<PackTensor> tensors;
   std::uint64_t offset = 0;
-  for (std::uint64_t i = 0; i < kLargeTableParts; ++i) {
+  for (std::uint64_t i = 0; i < kMaxTableParts; ++i) {
     PackTensor tensor;
-    tensor.address = 0x7f0000000000 + (i << 32);
+    tensor.address = 0x7f0000000000 + (i << 27);
     tensor.buffer_offset = offset;
     tensor.elements = 1 + i * i;
     offset += (tensor.elements * 4 + 15) / 16 * 16;
@@ -296,8 +296,8 @@ TEST_CASE("pack: what fits one table is one launch, whatever the sizes") {
   tensors.push_back(tensors.back());
   const auto launches = plan_pack(PackDirection::kPack, tensors, 0x10000);
   REQUIRE(launches.size() == 2);
-  REQUIRE(launches[0].parts.size() == kLargeTableParts);
-  REQUIRE(launches[1].parts.size() == 1);
+  REQUIRE(launches[0].entries.size() == kMaxTableParts);
+  REQUIRE(launches[1].entries.size() == 1);
   REQUIRE(plan_pack(PackDirection::kPack, {}, 0x10000).empty());
   REQUIRE(plan_pack(PackDirection::kPack, {PackTensor{}}, 0x10000).empty());
 }
@@ -315,7 +315,7 @@ TEST_CASE("pack: access widths are the widest that both addresses permit") {
   const Case cases[] = {
       {0, 0, f32, f32, 1, {{400, 16}}},
       {4, 0, f32, f32, 1, {{400, 4}}},
-      {4, 4, f32, f32, 1, {{12, 1}, {388, 16}}},
+      {4, 4, f32, f32, 1, {{12, 4}, {388, 16}}},
       {8, 0, f32, f32, 1, {{400, 8}}},
       {1, 0, bytes, bytes, 1, {{100, 1}}},
       {1, 1, bytes, bytes, 1, {{15, 1}, {85, 16}}},
@@ -342,82 +342,136 @@ TEST_CASE("pack: access widths are the widest that both addresses permit") {
       const auto launches = plan_pack(direction, {tensor}, 0x20000, each.factor);
       REQUIRE(launches.size() == 1);
       std::vector<std::pair<std::uint64_t, int>> parts;
-      const HostTable table{launches[0].header, launches[0].parts};
-      for (std::uint32_t i = 0; i < table.header.n_parts; ++i) {
-        const PackPart& part = table.parts[i];
-        const std::uint32_t before_the_last = end_of(table, i) - part.first_grain - 1;
-        parts.emplace_back(
-            before_the_last * elements_per_grain(part.conversion) + part.last_elements,
-            part.access_bytes);
+      for (const PackPart& part : parts_of(launches[0])) {  // each of one warp
+        const ElementSizes sizes = sizes_of(part.conversion);
+        const std::uint32_t access_bytes =
+            part.conversion == PackConversion::kCopy ? copy_access_bytes(part)
+            : has_vectors(sizes, part)               ? kAccessBytes
+                                                     : wide_bytes(part.conversion);
+        parts.emplace_back(part.last_elements, access_bytes);
       }
       REQUIRE(parts == each.parts);
     }
   }
 }
 
-TEST_CASE("pack: more than 2^32 bytes, and more than a launch's axis, without overflow") {
+TEST_CASE("pack: parts of more than 2^32 bytes, without overflow") {
   // Only indices are computed: the addresses are made up.
   constexpr std::uint64_t kGiB = std::uint64_t{1} << 30;
   std::vector<PackTensor> tensors(3);
   tensors[0] = {0x100000000000, 0, 5 * kGiB + 3, DType::kUInt8, DType::kUInt8};
-  tensors[1] = {0x200000000000, 8 * kGiB, 20 * kGiB + 1, DType::kFloat32, DType::kFloat32};
-  tensors[2] = {0x300000000000, 100 * kGiB, 7, DType::kFloat64, DType::kFloat64};
+  tensors[1] = {0x102000000000, 8 * kGiB, 20 * kGiB + 1, DType::kFloat32, DType::kFloat32};
+  tensors[2] = {0x104000000000, 100 * kGiB, 7, DType::kFloat64, DType::kFloat64};
   constexpr std::uint64_t kBuffer = 0x400000000000;
   const auto launches = plan_pack(PackDirection::kPack, tensors, kBuffer);
-  REQUIRE(launches.size() == 2);                // 85 GiB on axes of 64
-  std::map<std::uint64_t, std::uint64_t> done;  // source address to bytes, in the order of warps
-  for (const PackLaunch& launch : launches) {
-    const HostTable table{launch.header, launch.parts};
-    for (std::uint32_t warp = 0; warp < launch.n_warps(); ++warp) {
-      for_each_slice(table, warp, [&](const PackPart& part, const PackSlice& slice) {
-        const std::uint64_t from = part.source + slice.first;
-        const std::uint64_t bytes = slice.count;
-        const std::uint64_t key = from >> 44;
-        // Warps follow each other without gaps or overlaps.
-        if (from != (key << 44) + done[key]) {
-          FAIL("warp " << warp << " begins at byte " << from - (key << 44) << " after "
-                       << done[key]);
-        }
-        done[key] += bytes;
-        // Pieces of a part go where the whole would have gone.
-        const PackTensor& tensor = tensors[key - 1];
-        if (part.destination - kBuffer - tensor.buffer_offset != part.source - tensor.address) {
-          FAIL("warp " << warp << " of tensor " << key << " goes to " << part.destination);
-        }
-      });
+  REQUIRE(launches.size() == 1);
+  std::map<std::uint64_t, std::uint64_t> done;  // number of the tensor to bytes
+  const HostTable table{launches[0].header, launches[0].entries};
+  for (std::uint32_t warp = 0; warp < table.header.n_warps; ++warp) {
+    const PackSlice slice = slice_of(table, warp);
+    const std::uint64_t from = slice.part.source + slice.first;
+    const std::uint64_t key = (from >> 37) & 3;
+    // Warps follow each other without gaps or overlaps.
+    if (from != tensors[key].address + done[key]) {
+      FAIL("warp " << warp << " begins at byte " << from - tensors[key].address << " after "
+                   << done[key]);
+    }
+    done[key] += slice.count;
+    if (slice.part.destination != kBuffer + tensors[key].buffer_offset) {
+      FAIL("warp " << warp << " of tensor " << key << " goes to " << slice.part.destination);
     }
   }
-  REQUIRE(done[1] == tensors[0].elements);
-  REQUIRE(done[2] == tensors[1].elements * 4);
-  REQUIRE(done[3] == 7 * 8);
+  REQUIRE(done[0] == tensors[0].elements);
+  REQUIRE(done[1] == tensors[1].elements * 4);
+  REQUIRE(done[2] == 7 * 8);
 }
 
-TEST_CASE("pack: warps have equal numbers of grains, and skewed sizes are spread evenly") {
-  constexpr std::uint64_t kBytesPerWarp = std::uint64_t{kGrainsPerWarp} * kGrainBytes;
+TEST_CASE("pack: addresses that are far from each other need a launch for each window") {
+  constexpr std::uint64_t kBuffer = 0x7f0000000000;
+  const auto sources_at = [&](const std::vector<std::uint64_t>& addresses) {
+    std::vector<PackTensor> tensors;
+    for (const std::uint64_t address : addresses) {
+      tensors.push_back({address, tensors.size() * 64, 16});
+    }
+    const auto launches = plan_pack(PackDirection::kPack, tensors, kBuffer);
+    std::vector<std::size_t> parts_per_launch;
+    std::size_t i = 0;
+    for (const PackLaunch& launch : launches) {
+      for (const PackPart& part : parts_of(launch)) {
+        REQUIRE(part.source == addresses[i]);
+        REQUIRE(part.destination == kBuffer + i * 64);
+        ++i;
+      }
+      parts_per_launch.push_back(launch.entries.size());
+    }
+    REQUIRE(i == addresses.size());
+    return parts_per_launch;
+  };
+  using Parts = std::vector<std::size_t>;
+  constexpr std::uint64_t kHalf = kPackWindow / 2;
+  constexpr std::uint64_t kBase = 3 * kPackWindow;
+  REQUIRE(sources_at({kBase, kBase + kHalf - 16, kBase - kHalf}) == Parts{3});
+  REQUIRE(sources_at({kBase, kBase + kHalf}) == Parts{1, 1});
+  REQUIRE(sources_at({kBase, kBase - kHalf - 16}) == Parts{1, 1});
+  REQUIRE(sources_at({kBase, kBase + 16, kBase + 2 * kHalf, kBase + kHalf + 16}) == Parts{2, 2});
+  REQUIRE(sources_at({0x1000, 0x2000}) == Parts{2});  // bases below zero wrap around
+}
+
+TEST_CASE("pack: parts of one warp lie first and are found without a search") {
   std::vector<PackTensor> tensors;
   std::uint64_t offset = 0;
-  for (const std::uint64_t elements :
-       {std::uint64_t{15} << 20, std::uint64_t{1000}, std::uint64_t{1} << 20, std::uint64_t{3}}) {
-    tensors.push_back({0x100000000000 + offset * 2, offset, elements});
-    offset += (elements * 4 + 15) / 16 * 16;
-  }
+  const auto add = [&](std::uint64_t elements, DType dtype, DType buffer_dtype) {
+    tensors.push_back({0x100000000000 + offset * 2, offset, elements, dtype, buffer_dtype});
+    offset += (elements * 8 + 15) / 16 * 16;
+  };
+  const DType f32 = DType::kFloat32;
+  const DType f16 = DType::kFloat16;
+  add(std::uint64_t{15} << 20, f32, f32);
+  add(kBytesPerWarp / 4, f32, f32);      // just one
+  add(kBytesPerWarp / 4 + 1, f32, f32);  // and one more
+  add(kBytesPerWarp / 4, f16, f32);      // the wider side counts
+  add(kBytesPerWarp / 2, f16, f32);
+  add(3, f32, f32);
   const auto launches = plan_pack(PackDirection::kPack, tensors, 0x400000000000);
   REQUIRE(launches.size() == 1);
-  const HostTable table{launches[0].header, launches[0].parts};
-  const std::uint32_t n_warps = launches[0].n_warps();
-  REQUIRE(n_warps == (offset + kBytesPerWarp - 1) / kBytesPerWarp);
-  const auto bytes_of = [&](std::uint32_t warp) {
-    std::uint64_t bytes = 0;
-    for_each_slice(table, warp,
-                   [&](const PackPart&, const PackSlice& slice) { bytes += slice.count; });
-    return bytes;
-  };
-  for (std::uint32_t warp = 0; warp + 1 < n_warps; ++warp) {
-    REQUIRE(bytes_of(warp) > kBytesPerWarp - 3 * kGrainBytes);  // less where parts begin on a grain
-    REQUIRE(bytes_of(warp) <= kBytesPerWarp);
+  const HostTable table{launches[0].header, launches[0].entries};
+  REQUIRE(table.header.n_single == 3);
+  REQUIRE(table.header.n_warps == 3 + (60 << 20) / kBytesPerWarp + 2 + 2);
+  std::vector<std::uint64_t> elements(table.header.n_parts);
+  for (std::uint32_t warp = 0; warp < table.header.n_warps; ++warp) {
+    const std::uint32_t i = find_part(table, warp);
+    const PackPart part = parts_of(launches[0])[i];
+    REQUIRE((warp >= table.header.n_single || i == warp));
+    const PackSlice slice = slice_of(table, warp);
+    REQUIRE(slice.count > 0);
+    REQUIRE(slice.count * wide_bytes(part.conversion) <= kBytesPerWarp);
+    const std::uint32_t unit = part.conversion == PackConversion::kCopy ? 4 : 1;
+    elements[i] += slice.count / unit;
   }
-  REQUIRE(bytes_of(n_warps - 1) > 0);
-  REQUIRE(bytes_of(n_warps) == 0);  // of the last block
+  REQUIRE(elements == std::vector<std::uint64_t>{kBytesPerWarp / 4, kBytesPerWarp / 4, 3,
+                                                 std::uint64_t{15} << 20, kBytesPerWarp / 4 + 1,
+                                                 kBytesPerWarp / 2});
+}
+
+TEST_CASE("pack: the table's entries hold every part") {
+  std::mt19937_64 random(5);
+  PackTableHeader header{};
+  for (int i = 0; i < 10000; ++i) {
+    header.source_base = random();
+    header.destination_base = random();
+    PackPart part{};
+    part.source = header.source_base + random() % kPackWindow;
+    part.destination = header.destination_base + random() % kPackWindow;
+    part.first_warp = static_cast<std::uint32_t>(random());
+    part.last_elements = static_cast<std::uint32_t>(1 + random() % kBytesPerWarp);
+    part.conversion = static_cast<PackConversion>(random() % 9);
+    const PackPart found = decode(encode(part, header), header);
+    REQUIRE(found.source == part.source);
+    REQUIRE(found.destination == part.destination);
+    REQUIRE(found.first_warp == part.first_warp);
+    REQUIRE(found.last_elements == part.last_elements);
+    REQUIRE(found.conversion == part.conversion);
+  }
 }
 
 TEST_CASE("pack: what can not be done is refused") {

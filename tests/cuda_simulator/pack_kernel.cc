@@ -1,5 +1,6 @@
 // horon's pack kernel (csrc/cuda/pack_kernels.cu): every warp and lane, one after another.
 #include <memory>
+#include <utility>
 
 #include "cuda/pack_lane.h"
 #include "kernels.h"
@@ -23,18 +24,20 @@ std::function<void()> prepare(const Launch& launch) {
 }  // namespace
 
 HostKernel find_pack_kernel(const std::string& name) {
-  // void horon::(anonymous namespace)::pack_kernel<169u>(horon::PackTable<169u>)
-  const auto has = [&name](std::uint32_t capacity) {
-    return name.find("horon::") != std::string::npos &&
-           name.find("pack_kernel<" + std::to_string(capacity) + "u>") != std::string::npos;
+  // void horon::(anonymous namespace)::pack_kernel<253u>(horon::PackTable<253u>)
+  if (name.find("horon::") == std::string::npos) {
+    return nullptr;
+  }
+  HostKernel found;
+  const auto look_for = [&]<std::uint32_t kCapacity>() {
+    if (name.find("pack_kernel<" + std::to_string(kCapacity) + "u>") != std::string::npos) {
+      found = prepare<kCapacity>;
+    }
   };
-  if (has(kSmallTableParts)) {
-    return prepare<kSmallTableParts>;
-  }
-  if (has(kLargeTableParts)) {
-    return prepare<kLargeTableParts>;
-  }
-  return nullptr;
+  [&]<std::size_t... kTable>(std::index_sequence<kTable...>) {
+    (look_for.template operator()<kTableParts[kTable]>(), ...);
+  }(std::make_index_sequence<kTables>());
+  return found;
 }
 
 }  // namespace horon::simulator

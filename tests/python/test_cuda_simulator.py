@@ -339,34 +339,35 @@ def test_kernels(cuda_simulator: CudaSimulator) -> None:
 
 
 class PackTable(ctypes.Structure):
-    """csrc/cuda/pack_table.h: PackTable<169>, with one part."""
+    """csrc/cuda/pack_table.h: PackTable<253>, with one part."""
 
     _fields_ = (
         ("factor", ctypes.c_double),
+        ("source_base", ctypes.c_uint64),
+        ("destination_base", ctypes.c_uint64),
         ("n_parts", ctypes.c_uint32),
-        ("n_grains", ctypes.c_uint32),
-        ("n_small", ctypes.c_uint32),
-        ("padding", ctypes.c_uint32),
-        ("source", ctypes.c_uint64),
-        ("destination", ctypes.c_uint64),
-        ("first_grain", ctypes.c_uint32),
-        ("conversion", ctypes.c_uint8),
-        ("access_bytes", ctypes.c_uint8),
-        ("last_elements", ctypes.c_uint8),
-        ("more_parts", ctypes.c_uint8 * (168 * 24 + 1)),
+        ("n_single", ctypes.c_uint32),
+        ("n_warps", ctypes.c_uint32),
+        ("padding", ctypes.c_uint32 * 3),
+        ("first_warp", ctypes.c_uint32),
+        ("source_low", ctypes.c_uint32),
+        ("destination_low", ctypes.c_uint32),
+        ("rest", ctypes.c_uint32),
+        ("more_parts", ctypes.c_uint8 * (252 * 16)),
     )
 
 
 def pack_kernel(rank: int, world_size: int) -> None:
     """Launched as nvcc's code does it, so that no nvcc is needed."""
     cuda = ctypes.CDLL(None)
-    # As nvcc names horon::(anonymous namespace)::pack_kernel<169u>(horon::PackTable<169u>).
-    name = b"_ZN5horon48_GLOBAL__N__080efebe_15_pack_kernels_cu_e563850111pack_kernelILj169EEEvNS_9PackTableIXT_EEE"
+    # As nvcc names horon::(anonymous namespace)::pack_kernel<253u>(horon::PackTable<253u>).
+    name = b"_ZN5horon48_GLOBAL__N__080efebe_15_pack_kernels_cu_e563850111pack_kernelILj253EEEvNS_9PackTableIXT_EEE"
     stub = ctypes.create_string_buffer(1)
     cuda.__getattr__("__cudaRegisterFunction")(None, stub, None, name, -1, None, None, None, None, None)
     count, float32_to_bfloat16 = 1001, 6
     source, target = torch.randn(count).to("cuda"), torch.zeros(count, dtype=torch.bfloat16, device="cuda")
-    table = PackTable(0.5, 1, 251, 0, 0, source.data_ptr(), target.data_ptr(), 0, float32_to_bfloat16, 4, count % 4)
+    table = PackTable(0.5, source.data_ptr(), target.data_ptr(), n_parts=1, n_single=0, n_warps=2)
+    table.rest = (count % 512 - 1) << 16 | float32_to_bfloat16 << 28
     arguments = (ctypes.c_void_p * 1)(ctypes.addressof(table))
     dim3 = ctypes.c_uint32 * 3
 
