@@ -4,10 +4,11 @@
 // The device has queues of its own. run() queues a batch and returns, so an operation counts as
 // done, for the engine, when it is queued in the same order on all ranks; whoever takes its result
 // makes the device wait, not the host. What happens after that is seen by the engine's attendant,
-// which looks around every 50 ms while is_busy(): a device that fails or does not come in time, a
+// which looks around every 50 ms while something is under way: a device that fails or does not come in time, a
 // rank that died meanwhile. Then everything is aborted, on the device as well.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -46,8 +47,8 @@ class DeviceBatches {
 
   // What went wrong on the device since. Does not block.
   virtual DeviceFailure check() = 0;
-  // Whether something that was queued had not come when check() looked last.
-  virtual bool is_busy() const = 0;
+  // How many batches that were queued had not come when check() looked last.
+  virtual std::size_t n_under_way() const = 0;
 
   // Gives what was queued a few seconds to come, then ends. False when something had not come: it
   // was ended on the device, here, and other ranks' devices may wait for it.

@@ -118,21 +118,17 @@ std::uint64_t NamedEngine::enqueue(const Operation& operation, bool will_wait) {
   if (will_wait && attendant_ != Attendant::kForeground) {
     return handle;
   }
-  const Gathering gathering = gathering_of(request);
+  const GatherLimits& limits = gather_limits(request);
   const bool must_tell = !is_queue_told_;
   if (must_tell) {
     is_queue_told_ = true;
-    queued_bytes_ = 0;
-    gather_until_ = Clock::now() + gathering.time;
+    gathering_.begin(limits, Clock::now());
   }
-  const bool had_enough = queued_bytes_ >= gathering.bytes;
+  std::uint64_t bytes = 0;
   for (const NamedOperation::Tensor& tensor : operation->tensors) {
-    queued_bytes_ += tensor.input.bytes;
+    bytes += tensor.input.bytes;
   }
-  const bool has_enough = !had_enough && queued_bytes_ >= gathering.bytes;
-  if (has_enough) {
-    gather_until_ = {};
-  }
+  const bool has_enough = gathering_.add(limits, bytes);
   if (must_tell || has_enough) {
     if (attendant_ != Attendant::kNone) {
       channel_->wake();
@@ -143,19 +139,18 @@ std::uint64_t NamedEngine::enqueue(const Operation& operation, bool will_wait) {
   return handle;
 }
 
-NamedEngine::Gathering NamedEngine::gathering_of(const NamedRequest& request) const {
+const GatherLimits& NamedEngine::gather_limits(const NamedRequest& request) const {
   if (request.device == DeviceKind::kCuda) {
-    return {kGatherOnGpu, kGatherBytesOnGpu};
+    return kGatherOnDevice;
   }
   const bool is_in_turn = !has_spare_cores_ && request.device == DeviceKind::kCpu;
-  return is_in_turn ? Gathering{kGatherInTurn, kGatherBytesInTurn}
-                    : Gathering{kGather, kGatherBytes};
+  return is_in_turn ? kGatherInTurn : kGather;
 }
 
 // Requires the mutex. How long the queue may still be left alone.
 std::chrono::nanoseconds NamedEngine::gather_time() const {
   return queue_.empty() || !waiters_.empty() ? std::chrono::nanoseconds(0)
-                                             : gather_until_ - Clock::now();
+                                             : gathering_.left(Clock::now());
 }
 
 void NamedEngine::call_background() {

@@ -55,6 +55,7 @@
 #include "named/announced.h"
 #include "named/batch_executor.h"
 #include "named/fusion.h"
+#include "named/gathering.h"
 #include "named/named_options.h"
 #include "named/signature_cache.h"
 #include "named/timeline.h"
@@ -136,20 +137,6 @@ class NamedEngine {
   using Operation = std::shared_ptr<NamedOperation>;
   // How often somebody who waits looks for death, Ctrl-C and stalls.
   static constexpr std::chrono::milliseconds kLookAround{50};
-  // How long the background thread leaves a burst of submissions alone, so that it travels in few
-  // messages and batches. Whoever waits does not wait for that.
-  static constexpr std::chrono::microseconds kGather{150};
-  // Unless as many bytes have come: they are worth a start.
-  static constexpr std::uint64_t kGatherBytes = std::uint64_t{1} << 20;
-  // The same for tensors on a GPU: a call there costs more than the host sees of it, and a GPU that
-  // computes gradients does so meanwhile. Horovod's cycle, and what a bucket of DDP holds.
-  static constexpr std::chrono::microseconds kGatherOnGpu{1000};
-  static constexpr std::uint64_t kGatherBytesOnGpu = std::uint64_t{25} << 20;
-  // The same for CPU tensors when no core is to spare. What is begun early then gains nothing,
-  // since it takes the time of whoever submits; and of names that come in another order on each
-  // rank, few are agreed on early.
-  static constexpr std::chrono::microseconds kGatherInTurn{1000};
-  static constexpr std::uint64_t kGatherBytesInTurn = std::uint64_t{8} << 20;
   // Less is in the second-level caches, or too little to be worth the company. More than a bucket
   // of small gradients.
   static constexpr std::uint64_t kMeetForBytes = std::uint64_t{2} << 20;
@@ -184,11 +171,7 @@ class NamedEngine {
   // This thread waits no longer. Takes the mutex's lock, held or not, and releases it.
   void stop_waiting(std::unique_lock<std::mutex>& lock);
   void call_background();
-  struct Gathering {
-    std::chrono::microseconds time;
-    std::uint64_t bytes;
-  };
-  Gathering gathering_of(const NamedRequest& request) const;
+  const GatherLimits& gather_limits(const NamedRequest& request) const;
   std::chrono::nanoseconds gather_time() const;
   void compare_settings(InterruptCheck check_interrupt);
   void background_loop();
@@ -200,6 +183,7 @@ class NamedEngine {
   // With `gathers` what was submitted just now is left for later.
   bool attend_once(InterruptCheck check_interrupt, bool gathers = false);
   bool exchange(bool gathers = false);
+  void wait_for_devices();
   bool announce_queued(bool gathers);
   bool take_messages();
   void take_announcements(int source, const std::vector<Announcement>& announcements);
@@ -217,7 +201,7 @@ class NamedEngine {
   void remove_set(int id);
   void shut_down(ProcessSetLane& lane);
   void look_around();
-  void look_at_devices();
+  std::size_t look_at_devices();
   bool may_poke() const;
   void report_stalls();
   std::string with_channel_failure(const std::string& reason) const;
@@ -243,8 +227,7 @@ class NamedEngine {
   std::condition_variable changed_;  // for waiters: something is done, or nobody attends
   std::vector<Operation> queue_;
   bool is_queue_told_ = false;  // somebody who attends will look at the queue
-  std::uint64_t queued_bytes_ = 0;
-  Clock::time_point gather_until_;  // of what is in the queue; see kGather
+  Gathering gathering_;           // of what is in the queue
   std::pmr::unsynchronized_pool_resource
       nodes_;  // of the maps below: most come and go at every step
   std::pmr::unordered_set<const NamedKey*, NamedKeyHash, NamedKeyEqual> in_flight_{

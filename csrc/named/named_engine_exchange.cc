@@ -65,7 +65,29 @@ bool NamedEngine::exchange(bool gathers) {
   }
 }
 
+// What has been gathered long enough is left for later where a device would only queue it.
+void NamedEngine::wait_for_devices() {
+  const auto may_wait = [this] {
+    return has_device_work_ && waiters_.empty() && !wants_goodbye_ && !queue_.empty() &&
+           gathering_.may_wait_for_device(Clock::now());
+  };
+  {
+    const std::lock_guard lock(mutex_);
+    if (!may_wait()) {
+      return;
+    }
+  }
+  const std::size_t n_batches = look_at_devices();
+  const std::lock_guard lock(mutex_);
+  if (n_batches >= kBatchesToWaitFor && may_wait()) {
+    gathering_.wait_for_device(Clock::now());
+  }
+}
+
 bool NamedEngine::announce_queued(bool gathers) {
+  if (gathers) {
+    wait_for_devices();
+  }
   std::vector<Operation> submitted;
   bool wants_goodbye = false;
   {
@@ -74,6 +96,7 @@ bool NamedEngine::announce_queued(bool gathers) {
     if (!gathers || wants_goodbye || gather_time().count() <= 0) {
       submitted.swap(queue_);
       is_queue_told_ = false;
+      gathering_ = {};
     }
   }
   if (is_failed_) {
@@ -250,9 +273,9 @@ void NamedEngine::look_around() {
   }
 }
 
-// See Note [Batches on a device].
-void NamedEngine::look_at_devices() {
-  bool is_busy = false;
+// See Note [Batches on a device]. Returns how many batches one of them still has.
+std::size_t NamedEngine::look_at_devices() {
+  std::size_t n_batches = 0;
   try {
     for (const auto& [id, executor] : executors_) {
       DeviceBatches* const device = executor->lane().device_batches();
@@ -262,16 +285,17 @@ void NamedEngine::look_at_devices() {
       if (const DeviceFailure failure = device->check(); !failure.text.empty()) {
         const std::string reason = concat("rank ", rank_, ": ", failure.text);
         fail_all(failure.may_be_a_death ? with_channel_failure(reason) : reason);
-        return;
+        return 0;
       }
-      is_busy = is_busy || device->is_busy();
+      n_batches = std::max(n_batches, device->n_under_way());
     }
   } catch (const std::exception& error) {
     fail_all(concat("rank ", rank_, ": a device can not be asked any more: ", error.what()));
-    return;
+    return 0;
   }
   const std::lock_guard lock(mutex_);
-  has_device_work_ = is_busy;
+  has_device_work_ = n_batches > 0;
+  return n_batches;
 }
 
 // For what a device reports; see Note [Whose connection it was].

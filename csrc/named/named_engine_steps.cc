@@ -285,6 +285,7 @@ void NamedEngine::fail_everything(const std::string& reason) {
     }
     queued.swap(queue_);
     is_queue_told_ = false;
+    gathering_ = {};
     has_device_work_ = false;  // it is aborted
     changed_.notify_all();
   }

@@ -89,6 +89,10 @@ class FakeGpus {
     run_what_is_complete();
   }
 
+  std::size_t n_queued(int rank) const {
+    const std::lock_guard lock(mutex_);
+    return queues_[static_cast<std::size_t>(rank)].size();
+  }
   std::size_t n_calls() const {
     const std::lock_guard lock(mutex_);
     return n_calls_;
@@ -160,15 +164,17 @@ class FakeDeviceBatches final : public DeviceBatches {
         queued.came.push_back(static_cast<GpuOperation&>(*tensor.operation).came);
       }
     }
-    pending_ = queued.came;
+    pending_.push_back(queued.came);
     gpus_->queue(rank_, std::move(queued));
   }
 
   DeviceFailure check() override {
-    std::erase_if(pending_, [](const auto& came) { return came->load(); });
+    std::erase_if(pending_, [](const auto& batch) {
+      return std::ranges::all_of(batch, [](const auto& came) { return came->load(); });
+    });
     return {fails ? "the GPU has fallen off the bus" : "", true};
   }
-  bool is_busy() const override { return !pending_.empty() || fails; }
+  std::size_t n_under_way() const override { return pending_.size() + (fails ? 1 : 0); }
   bool shutdown() override { return true; }
   void abort(const std::string& /*reason*/) override { is_aborted = true; }
 
@@ -180,7 +186,7 @@ class FakeDeviceBatches final : public DeviceBatches {
   const std::shared_ptr<FakeGpus> gpus_;  // null: this process has none
   const int rank_;
   const int n_ranks_;
-  std::vector<std::shared_ptr<std::atomic<bool>>> pending_;
+  std::vector<std::vector<std::shared_ptr<std::atomic<bool>>>> pending_;  // by batch
 };
 
 }  // namespace horon::testing

@@ -200,10 +200,10 @@ bool CudaBatches::shutdown() {
   try {
     // Inside NCCL a blocking communicator waits without a limit, so nothing may be left.
     const Deadline patience = Deadline::after(kGpuPatience);
-    while (check().text.empty() && is_busy() && !patience.has_passed()) {
+    while (check().text.empty() && !pending_.empty() && !patience.has_passed()) {
       std::this_thread::sleep_for(std::chrono::milliseconds(1));  // CUDA has no wait with a limit
     }
-    if (is_busy()) {
+    if (!pending_.empty()) {
       lane->transport().abort("it was shut down before the GPU had come to its end");
       return false;
     }

@@ -25,7 +25,7 @@ class CudaBatches final : public DeviceBatches {
   // The first call makes the communicator, which waits for all ranks.
   void run(const DeviceBatch& batch, const WaitContext& context) override;
   DeviceFailure check() override;
-  bool is_busy() const override { return !pending_.empty(); }
+  std::size_t n_under_way() const override { return pending_.size(); }
   bool shutdown() override;
   void abort(const std::string& reason) override;
 
