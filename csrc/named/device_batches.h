@@ -4,8 +4,8 @@
 // The device has queues of its own. run() queues a batch and returns, so an operation counts as
 // done, for the engine, when it is queued in the same order on all ranks; whoever takes its result
 // makes the device wait, not the host. What happens after that is seen by the engine's attendant,
-// which looks around every 50 ms while something is under way: a device that fails or does not come in time, a
-// rank that died meanwhile. Then everything is aborted, on the device as well.
+// which looks around every 50 ms while something is under way: a device that fails or does not come
+// in time, a rank that died meanwhile. Then everything is aborted, on the device as well.
 #pragma once
 
 #include <cstddef>

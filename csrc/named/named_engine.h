@@ -227,7 +227,7 @@ class NamedEngine {
   std::condition_variable changed_;  // for waiters: something is done, or nobody attends
   std::vector<Operation> queue_;
   bool is_queue_told_ = false;  // somebody who attends will look at the queue
-  Gathering gathering_;           // of what is in the queue
+  Gathering gathering_;         // of what is in the queue
   std::pmr::unsynchronized_pool_resource
       nodes_;  // of the maps below: most come and go at every step
   std::pmr::unordered_set<const NamedKey*, NamedKeyHash, NamedKeyEqual> in_flight_{

@@ -183,7 +183,8 @@ TEST_CASE("named on GPUs: done is queued, and poll tells what has come") {
   });
 }
 
-TEST_CASE("named on GPUs: a GPU that has two batches is left to gather more, unless somebody waits") {
+TEST_CASE(
+    "named on GPUs: a GPU that has two batches is left to gather more, unless somebody waits") {
   run_with_gpus(2, [](NamedEngine& engine, int rank, Machine& machine) {
     FakeGpus& gpus = *machine.gpus_of(0, 2);
     const auto meet = [&](const std::string& name) {
