@@ -50,23 +50,20 @@ __global__ void head_start(long long cycles) {
   }
 }
 
-template <std::size_t kTable = 0>
+template <std::uint32_t kCapacity>
 void launch(const PackLaunch& planned, cudaStream_t stream) {
-  if constexpr (kTable + 1 < kTables) {
-    if (planned.entries.size() > kTableParts[kTable]) {
-      return launch<kTable + 1>(planned, stream);
-    }
-  }
-  static PackTable<kTableParts[kTable]> table;
+  static PackTable<kCapacity> table;
   table.header = planned.header;
   std::copy(planned.entries.begin(), planned.entries.end(), table.entries);
   const unsigned n_blocks = (planned.header.n_warps - 1) / WARPS + 1;
-  pack_kernel<kTableParts[kTable]><<<n_blocks, WARPS * kWarpLanes, 0, stream>>>(table);
+  pack_kernel<kCapacity><<<n_blocks, WARPS * kWarpLanes, 0, stream>>>(table);
 }
 
 void launch_all(const std::vector<PackLaunch>& launches, cudaStream_t stream) {
   for (const PackLaunch& planned : launches) {
-    launch(planned, stream);
+    visit_smallest_table(planned.entries.size(), [&](auto capacity) {
+      launch<decltype(capacity)::value>(planned, stream);
+    });
   }
 }
 

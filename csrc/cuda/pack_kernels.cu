@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <utility>
 
 #include "cuda/cuda_error.h"
 #include "cuda/pack_kernels.h"
@@ -21,7 +20,7 @@ __global__ void __launch_bounds__(kWarpsPerBlock* kWarpLanes, kBlocksPerMultipro
 }
 
 template <std::uint32_t kCapacity>
-void launch_table(const PackLaunch& planned, cudaStream_t stream) {
+void launch(const PackLaunch& planned, cudaStream_t stream) {
   PackTable<kCapacity> table;  // entries beyond n_parts are never read
   table.header = planned.header;
   std::copy(planned.entries.begin(), planned.entries.end(), table.entries);
@@ -31,26 +30,10 @@ void launch_table(const PackLaunch& planned, cudaStream_t stream) {
                    " parts in ", n_blocks, " blocks");
 }
 
-// With the smallest table, from the one of this index on, that holds all parts.
-template <std::size_t kTable = 0>
-void launch(const PackLaunch& planned, cudaStream_t stream) {
-  if constexpr (kTable + 1 < kTables) {
-    if (planned.entries.size() > kTableParts[kTable]) {
-      return launch<kTable + 1>(planned, stream);
-    }
-  }
-  launch_table<kTableParts[kTable]>(planned, stream);
-}
-
 template <std::uint32_t kCapacity>
-void load_table() {
+void load() {
   cudaFuncAttributes attributes{};
   HORON_CUDA_CHECK(cudaFuncGetAttributes(&attributes, pack_kernel<kCapacity>), "the pack kernel");
-}
-
-template <std::size_t... kTable>
-void load_all(std::index_sequence<kTable...>) {
-  (load_table<kTableParts[kTable]>(), ...);
 }
 
 }  // namespace
@@ -59,10 +42,14 @@ void launch_pack(const std::vector<PackLaunch>& launches, StreamHandle stream) {
   for (const PackLaunch& planned : launches) {
     HORON_CHECK(planned.entries.size() <= kMaxTableParts, "pack: ", planned.entries.size(),
                 " parts in one launch, expected at most ", kMaxTableParts, ".");
-    launch(planned, stream);
+    visit_smallest_table(planned.entries.size(), [&](auto capacity) {
+      launch<decltype(capacity)::value>(planned, stream);
+    });
   }
 }
 
-void load_pack_kernels() { load_all(std::make_index_sequence<kTables>()); }
+void load_pack_kernels() {
+  visit_every_table([](auto capacity) { load<decltype(capacity)::value>(); });
+}
 
 }  // namespace horon

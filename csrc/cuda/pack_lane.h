@@ -38,13 +38,12 @@ HORON_HOST_DEVICE ElementSizes sizes_of(PackConversion conversion) {
   }
 }
 
-HORON_HOST_DEVICE std::uint32_t wide_bytes(PackConversion conversion) {
-  const ElementSizes sizes = sizes_of(conversion);
+HORON_HOST_DEVICE constexpr std::uint32_t wide_bytes(const ElementSizes& sizes) {
   return sizes.source > sizes.destination ? sizes.source : sizes.destination;
 }
 
 HORON_HOST_DEVICE std::uint32_t elements_per_warp(PackConversion conversion) {
-  return kBytesPerWarp / wide_bytes(conversion);
+  return kBytesPerWarp / wide_bytes(sizes_of(conversion));
 }
 
 // How wide the accesses of a copy are: as wide as both addresses permit.
@@ -55,8 +54,7 @@ HORON_HOST_DEVICE std::uint32_t copy_access_bytes(const PackPart& part) {
 
 // Whether a conversion takes as many elements at a time as kAccessBytes of the wider side hold.
 HORON_HOST_DEVICE bool has_vectors(const ElementSizes& sizes, const PackPart& part) {
-  const std::uint32_t wide = sizes.source > sizes.destination ? sizes.source : sizes.destination;
-  const std::uint32_t elements = kAccessBytes / wide;
+  const std::uint32_t elements = kAccessBytes / wide_bytes(sizes);
   return ((part.source & (elements * sizes.source - 1)) |
           (part.destination & (elements * sizes.destination - 1))) == 0;
 }
@@ -225,12 +223,11 @@ HORON_HOST_DEVICE void convert_range(const Source* source, Destination* destinat
 
 template <class Source, class Destination, class Convert>
 HORON_HOST_DEVICE void convert_slice(const PackSlice& slice, Convert convert, std::uint32_t lane) {
-  constexpr int kWide =
-      static_cast<int>(sizeof(Source) > sizeof(Destination) ? sizeof(Source) : sizeof(Destination));
-  constexpr int kVector = static_cast<int>(kAccessBytes) / kWide;
+  constexpr ElementSizes kSizes{sizeof(Source), sizeof(Destination)};
+  constexpr int kVector = static_cast<int>(kAccessBytes / wide_bytes(kSizes));
   const auto* source = memory_at<const Source*>(slice.part.source) + slice.first;
   auto* destination = memory_at<Destination*>(slice.part.destination) + slice.first;
-  if (has_vectors({sizeof(Source), sizeof(Destination)}, slice.part)) {
+  if (has_vectors(kSizes, slice.part)) {
     convert_range<kVector>(source, destination, slice.count, convert, lane);
   } else {
     convert_range<1>(source, destination, slice.count, convert, lane);

@@ -24,7 +24,7 @@ bool is_multiple(std::uint64_t address, std::uint64_t power_of_two) {
 // How many elements are done one by one, so that the accesses of the rest are the widest to which
 // both sides can be aligned.
 std::uint64_t head_of(const Range& range, const ElementSizes& sizes) {
-  const std::uint64_t wide = std::max(sizes.source, sizes.destination);
+  const std::uint64_t wide = wide_bytes(sizes);
   for (std::uint64_t access = kAccessBytes; access > wide; access /= 2) {
     const std::uint64_t elements = access / wide;
     for (std::uint64_t head = 0; head < elements; ++head) {

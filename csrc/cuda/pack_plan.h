@@ -27,8 +27,8 @@ struct PackLaunch {
   std::vector<PackEntry> entries;
 };
 
-// The fewest launches that do everything; none where there is nothing to do. See Note [Warps of
-// bytes]. Every element is multiplied by the factor; 1 leaves the bits alone.
+// One launch, or more where the tensors are many or far apart (Note [Kernel parameters]); none
+// where there is nothing to do. Every element is multiplied by the factor; 1 leaves the bits alone.
 // Throws UsageError: a factor for a type that has no fractions; a cast that is not between float32
 // and a half type; a tensor without memory, or not aligned to its elements.
 std::vector<PackLaunch> plan_pack(PackDirection direction, const std::vector<PackTensor>& tensors,

@@ -22,6 +22,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <iterator>
+#include <type_traits>
 
 #include "cuda/host_device.h"
 
@@ -132,5 +133,27 @@ inline constexpr std::size_t kTables = std::size(kTableParts);
 inline constexpr std::uint32_t kMaxTableParts = kTableParts[kTables - 1];
 static_assert(sizeof(PackTable<kTableParts[0]>) <= 4096);
 static_assert(sizeof(PackTable<kMaxTableParts>) <= 32764);
+
+template <std::size_t kTable>
+using TableParts = std::integral_constant<std::uint32_t, kTableParts[kTable]>;
+
+// Calls visit(TableParts<...>) for the smallest table, from kTable on, that holds all parts.
+template <std::size_t kTable = 0, class Visit>
+void visit_smallest_table(std::size_t n_parts, const Visit& visit) {
+  if constexpr (kTable + 1 < kTables) {
+    if (n_parts > kTableParts[kTable]) {
+      return visit_smallest_table<kTable + 1>(n_parts, visit);
+    }
+  }
+  visit(TableParts<kTable>());
+}
+
+template <std::size_t kTable = 0, class Visit>
+void visit_every_table(const Visit& visit) {
+  visit(TableParts<kTable>());
+  if constexpr (kTable + 1 < kTables) {
+    visit_every_table<kTable + 1>(visit);
+  }
+}
 
 }  // namespace horon

@@ -344,10 +344,10 @@ TEST_CASE("pack: access widths are the widest that both addresses permit") {
       std::vector<std::pair<std::uint64_t, int>> parts;
       for (const PackPart& part : parts_of(launches[0])) {  // each of one warp
         const ElementSizes sizes = sizes_of(part.conversion);
-        const std::uint32_t access_bytes = part.conversion == PackConversion::kCopy
-                                               ? copy_access_bytes(part)
-                                           : has_vectors(sizes, part) ? kAccessBytes
-                                                                      : wide_bytes(part.conversion);
+        const std::uint32_t access_bytes =
+            part.conversion == PackConversion::kCopy ? copy_access_bytes(part)
+            : has_vectors(sizes, part)               ? kAccessBytes
+                                                     : wide_bytes(sizes_of(part.conversion));
         parts.emplace_back(part.last_elements, access_bytes);
       }
       REQUIRE(parts == each.parts);
@@ -444,7 +444,7 @@ TEST_CASE("pack: parts of one warp lie first and are found without a search") {
     REQUIRE((warp >= table.header.n_single || i == warp));
     const PackSlice slice = slice_of(table, warp);
     REQUIRE(slice.count > 0);
-    REQUIRE(slice.count * wide_bytes(part.conversion) <= kBytesPerWarp);
+    REQUIRE(slice.count * wide_bytes(sizes_of(part.conversion)) <= kBytesPerWarp);
     const std::uint32_t unit = part.conversion == PackConversion::kCopy ? 4 : 1;
     elements[i] += slice.count / unit;
   }

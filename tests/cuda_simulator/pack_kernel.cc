@@ -1,6 +1,5 @@
 // horon's pack kernel (csrc/cuda/pack_kernels.cu): every warp and lane, one after another.
 #include <memory>
-#include <utility>
 
 #include "cuda/pack_lane.h"
 #include "kernels.h"
@@ -29,14 +28,11 @@ HostKernel find_pack_kernel(const std::string& name) {
     return nullptr;
   }
   HostKernel found;
-  const auto look_for = [&]<std::uint32_t kCapacity>() {
-    if (name.find("pack_kernel<" + std::to_string(kCapacity) + "u>") != std::string::npos) {
-      found = prepare<kCapacity>;
+  visit_every_table([&](auto capacity) {
+    if (name.find("pack_kernel<" + std::to_string(capacity) + "u>") != std::string::npos) {
+      found = prepare<decltype(capacity)::value>;
     }
-  };
-  [&]<std::size_t... kTable>(std::index_sequence<kTable...>) {
-    (look_for.template operator()<kTableParts[kTable]>(), ...);
-  }(std::make_index_sequence<kTables>());
+  });
   return found;
 }
 
