@@ -107,7 +107,9 @@ def jobs_of(arguments: argparse.Namespace) -> Iterator[tuple[str, Any, int]]:
                     continue
                 yield workload.name, gpu_ranks.Job(gpu_operations.measure, (rounds, workload.name)), n_ranks
         if "training" in arguments.parts:
-            yield "training", gpu_ranks.Job(gpu_training.measure, (rounds,)), n_ranks
+            for batch in arguments.batches or gpu_training.kBatches:
+                name = gpu_training.table_of(batch)
+                yield name, gpu_ranks.Job(gpu_training.measure, (rounds, batch)), n_ranks
 
 
 def merged(old: list[dict[str, Any]], new: list[Cell]) -> list[dict[str, Any]]:
@@ -174,6 +176,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--parts", default=",".join(kParts), help="comma-separated")
     parser.add_argument("--ranks", default="1,2", help="numbers of ranks, comma-separated")
     parser.add_argument("--workloads", default="", metavar="TEXT", help="only those of operations whose name has it")
+    parser.add_argument(
+        "--batches", default="", help="images of a training step, comma-separated; all that are planned"
+    )
     parser.add_argument("--rounds", type=int, default=40, help="turns of each contender")
     parser.add_argument("--fit-cost", action="store_true", help="only the constants of the fusion policy")
     parser.add_argument("--report", action="store_true", help="only write the report, from the JSON")
@@ -181,6 +186,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--output", type=Path, default=REPORT, help="the report to rewrite")
     arguments = parser.parse_args()
     arguments.parts = [part for part in arguments.parts.split(",") if part]
+    arguments.batches = [int(n) for n in arguments.batches.split(",") if n]
     arguments.ranks = [int(n) for n in arguments.ranks.split(",")]
     if unknown := set(arguments.parts) - set(kParts):
         parser.error(f"--parts: unknown: {', '.join(sorted(unknown))}; choose from {', '.join(kParts)}")

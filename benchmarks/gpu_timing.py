@@ -106,9 +106,12 @@ class Cell:
     total_p99_us: float
     device_us: float | None
     device_p99_us: float | None
+    totals_us: list[float] | None = None  # of rank 0, a round each: to compare two contenders round by round
 
 
-def cells(table: str, contenders: Sequence[Contender], mine: Mapping[str, Samples]) -> list[Cell]:
+def cells(
+    table: str, contenders: Sequence[Contender], mine: Mapping[str, Samples], *, keep_totals: bool = False
+) -> list[Cell]:
     """Pools the samples of all ranks; every rank has to call it."""
     n_ranks = dist.get_world_size() if dist.is_initialized() else 1
     everyones: list[Any] = [None] * n_ranks
@@ -117,10 +120,15 @@ def cells(table: str, contenders: Sequence[Contender], mine: Mapping[str, Sample
         dist.all_gather_object(everyones, plain)
     else:
         everyones = [plain]
-    return [_cell(table, contender, n_ranks, [one[contender.name] for one in everyones]) for contender in contenders]
+    return [
+        _cell(table, contender, n_ranks, [one[contender.name] for one in everyones], keep_totals)
+        for contender in contenders
+    ]
 
 
-def _cell(table: str, contender: Contender, n_ranks: int, ranks: Sequence[Mapping[str, list[float]]]) -> Cell:
+def _cell(
+    table: str, contender: Contender, n_ranks: int, ranks: Sequence[Mapping[str, list[float]]], keep_totals: bool
+) -> Cell:
     def pooled(kind: str) -> list[float]:
         return sorted(ns / 1e3 for rank in ranks for ns in rank[kind])
 
@@ -137,4 +145,5 @@ def _cell(table: str, contender: Contender, n_ranks: int, ranks: Sequence[Mappin
         total_p99_us=common.quantile(total, 0.99),
         device_us=statistics.median(device) if device else None,
         device_p99_us=common.quantile(device, 0.99) if device else None,
+        totals_us=[round(ns / 1e3, 1) for ns in ranks[0]["total"]] if keep_totals else None,
     )

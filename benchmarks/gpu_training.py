@@ -13,18 +13,18 @@ from gpu_workloads import resnet50
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-kBatch = 32
+kBatches = (32, 128)  # images. With 32 an H200 waits for the host, with 128 the host for it.
 kImage = 224
 
 
-def measure(rank: int, n_ranks: int, rounds: int) -> list[Cell]:
+def measure(rank: int, n_ranks: int, rounds: int, batch: int) -> list[Cell]:
     """Runs on every rank; rank 0's result counts."""
     import horon.torch as hvd
 
     hvd.init()
     groups = gpu_ranks.new_groups()
-    x = torch.randn(kBatch, 3, kImage, kImage, device="cuda").to(memory_format=torch.channels_last)
-    y = torch.randint(0, 1000, (kBatch,), device="cuda")
+    x = torch.randn(batch, 3, kImage, kImage, device="cuda").to(memory_format=torch.channels_last)
+    y = torch.randint(0, 1000, (batch,), device="cuda")
     contenders = [_contender("no communication", resnet50(), x, y, None)]
     for backend, group in groups.items():
         for view in (False, True):
@@ -32,9 +32,13 @@ def measure(rank: int, n_ranks: int, rounds: int) -> list[Cell]:
             contenders.append(_contender(name, resnet50(), x, y, None, group=group, view=view))
     contenders.append(_contender("hvd.DistributedOptimizer", resnet50(), x, y, hvd))
     samples = gpu_timing.take_turns(contenders, rounds)
-    cells = gpu_timing.cells("step of a ResNet-50", contenders, samples)
+    cells = gpu_timing.cells(table_of(batch), contenders, samples, keep_totals=True)
     hvd.shutdown()
     return cells
+
+
+def table_of(batch: int) -> str:
+    return f"step of a ResNet-50, {batch} images"
 
 
 def _contender(

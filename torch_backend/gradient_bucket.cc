@@ -11,11 +11,12 @@ namespace {
 
 // Whether a gradient lies in memory as expected, so that its elements are in the same order on all
 // ranks.
-bool lies_as_expected(const at::Tensor& gradient, const at::Tensor& parameter,
+bool lies_as_expected(const at::Tensor& gradient, const at::Tensor& parameter, c10::Device device,
                       at::IntArrayRef strides) {
-  return gradient.layout() == c10::kStrided && gradient.is_cpu() && !gradient.requires_grad() &&
-         !gradient.is_neg() && !gradient.is_conj() && gradient.sizes() == parameter.sizes() &&
-         gradient.strides() == strides && gradient.is_non_overlapping_and_dense();
+  return gradient.layout() == c10::kStrided && gradient.device() == device &&
+         !gradient.requires_grad() && !gradient.is_neg() && !gradient.is_conj() &&
+         gradient.sizes() == parameter.sizes() && gradient.strides() == strides &&
+         gradient.is_non_overlapping_and_dense();
 }
 
 at::Tensor flattened(const at::Tensor& gradient) {
@@ -25,10 +26,16 @@ at::Tensor flattened(const at::Tensor& gradient) {
 }  // namespace
 
 GradientBucket::GradientBucket(Order order, at::Tensor parameter, std::vector<std::int64_t> strides)
-    : order_(std::move(order)), parameter_(std::move(parameter)), strides_(std::move(strides)) {}
+    : order_(std::move(order)),
+      device_(parameter.device()),
+      parameter_(std::move(parameter)),
+      strides_(std::move(strides)) {}
 
 GradientBucket::GradientBucket(Order order, std::shared_ptr<GradientPack> pack, at::Tensor buffer)
-    : order_(std::move(order)), pack_(std::move(pack)), buffer_(std::move(buffer)) {}
+    : order_(std::move(order)),
+      device_(buffer.device()),
+      pack_(std::move(pack)),
+      buffer_(std::move(buffer)) {}
 
 bool GradientBucket::try_send() {
   std::shared_ptr<NamedEngineHost> host = host_.lock();
@@ -46,7 +53,8 @@ bool GradientBucket::try_send() {
     }
     const OperationPtr operation =
         host->make_allreduce(process_set_, tensor, tensor, order_.name, order_.how);
-    const std::uint64_t handle = host->submit(operation, !host->has_spare_cores());
+    const bool will_wait = device_.is_cpu() && !host->has_spare_cores();
+    const std::uint64_t handle = host->submit(operation, will_wait);
     out_ = {std::move(host), handle,  pack_ ? at::Tensor() : parameter_.grad(),
             tensor,          nullptr, false};
   } catch (const UsageError&) {
@@ -54,8 +62,10 @@ bool GradientBucket::try_send() {
   } catch (const c10::Error&) {
     return false;
   }
-  out_->host->meet(out_->handle);
-  out_->done = out_->host->engine().try_wait(out_->handle);
+  if (device_.is_cpu()) {
+    out_->host->meet(out_->handle);
+    out_->done = out_->host->engine().try_wait(out_->handle);
+  }
   return true;
 }
 
@@ -64,7 +74,8 @@ at::Tensor GradientBucket::tensor_to_send() {
     return pack_->pack().empty() ? buffer_ : at::Tensor();
   }
   const at::Tensor& gradient = parameter_.grad();
-  const bool is_easy = gradient.defined() && lies_as_expected(gradient, parameter_, strides_);
+  const bool is_easy =
+      gradient.defined() && lies_as_expected(gradient, parameter_, device_, strides_);
   return is_easy ? flattened(gradient) : at::Tensor();
 }
 
@@ -95,7 +106,7 @@ void GradientBucket::put_back(const Out& out) {
   }
   const at::NoGradGuard no_grad;
   // See Note [Gradients that have moved] in python/horon/torch/_gradient_parts.py.
-  if (out.gradient.scalar_type() != out.sent.scalar_type() || !out.gradient.is_cpu() ||
+  if (out.gradient.scalar_type() != out.sent.scalar_type() || out.gradient.device() != device_ ||
       out.gradient.const_data_ptr() != out.sent.const_data_ptr()) {
     out.gradient.copy_(out.sent.as_strided(out.gradient.sizes(), strides_));
   }

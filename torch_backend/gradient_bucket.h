@@ -28,10 +28,10 @@ class GradientBucket {
     Reduced how;
   };
 
-  // The gradient of one parameter on the CPU, where autograd has put it, if with these strides, the
-  // same on all ranks.
+  // The gradient of one parameter, where autograd has put it, if with these strides, the same on
+  // all ranks.
   GradientBucket(Order order, at::Tensor parameter, std::vector<std::int64_t> strides);
-  // Several, packed into `buffer`, which is contiguous and on the CPU.
+  // Several, packed into `buffer`, which is contiguous.
   GradientBucket(Order order, std::shared_ptr<GradientPack> pack, at::Tensor buffer);
 
   // The engine of now, and the process set's number there; the one of before may have been shut
@@ -41,8 +41,9 @@ class GradientBucket {
     process_set_ = process_set;
   }
 
-  // Sends it, and meets the other ranks for it where that is worth it. False if it has to go from
-  // Python, whose errors say why. See Note [Sent without Python].
+  // Sends it, and meets the other ranks for it where that is worth it; on a GPU, in the order of
+  // the current stream, where the gradients are ready. False if it has to go from Python, whose
+  // errors say why. See Note [Sent without Python].
   bool try_send();
   bool is_out() const { return out_.has_value(); }
   // Requires is_out(). Blocks until it is reduced, and makes the reduced gradients the parameters',
@@ -67,6 +68,7 @@ class GradientBucket {
   void put_back(const Out& out);
 
   const Order order_;
+  const c10::Device device_;
   const at::Tensor parameter_;  // of one gradient
   const std::vector<std::int64_t> strides_;
   const std::shared_ptr<GradientPack> pack_;  // of several

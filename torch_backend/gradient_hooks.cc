@@ -153,19 +153,14 @@ struct GradientHooks::State {
       gradient = gradient.clone();
     }
     const auto bucket = static_cast<std::size_t>(bucket_of[parameter]);
-    const bool is_on_device = !parameters[parameter].is_cpu();
-    if (is_on_device) {
+    if (!parameters[parameter].is_cpu()) {
       streams[bucket].add(parameters[parameter].device());
     }
     if (++n_ready[bucket] == sizes[bucket]) {
-      if (!is_on_device) {
-        if (!buckets[bucket] || !buckets[bucket]->try_send()) {
-          call(callbacks.send, bucket_of[parameter]);
-        }
-        return;
-      }
       streams[bucket].before_send();
-      call(callbacks.send, bucket_of[parameter]);
+      if (!buckets[bucket] || !buckets[bucket]->try_send()) {
+        call(callbacks.send, bucket_of[parameter]);
+      }
       streams[bucket].after_send();
     }
   }

@@ -108,7 +108,8 @@ void GradientPack::move_to(const c10::Storage& storage) {
 void GradientPack::move_early(std::size_t index) {
   const Place& place = places_.at(index);
   at::Tensor& gradient = place.parameter.mutable_grad();
-  if (!gradient.defined() || is_in(place, gradient) || !needs_only_a_copy(gradient)) {
+  if (!buffer_.is_cpu() || !gradient.defined() || is_in(place, gradient) ||
+      !needs_only_a_copy(gradient)) {
     return;
   }
   at::Tensor view = this->view(place);

@@ -50,7 +50,7 @@ class Part(Protocol):
         """Makes the reduced tensor the parameters' gradients. See Note [Gradients that are replaced]."""
 
     def native(self, name: str, op: int, prescale: float, postscale: float, priority: int) -> _C.GradientBucket:
-        """What sends it from C++, uncompressed, if it is on the CPU and there is nothing more to do."""
+        """What sends it from C++, uncompressed, if there is nothing more to do."""
 
 
 # Note [Gradients that are replaced]

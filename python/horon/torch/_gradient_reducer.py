@@ -33,9 +33,10 @@ from horon.torch.compression import Compressor, NoneCompressor
 
 # A gradient of at least so many bytes goes by itself, from where autograd put it.
 _DIRECT_BYTES = 256 * 1024
-_DIRECT_BYTES_ON_GPU = 1024 * 1024
+_DIRECT_BYTES_ON_GPU = 10 * 1024 * 1024  # as csrc/cuda/fusion_policy.h: larger ones gain nothing in a buffer
 # Smaller ones go together, in the order of the backward pass, up to so many bytes at once.
 _BUCKET_BYTES = 1024 * 1024
+_BUCKET_BYTES_ON_GPU = 25 * 1024 * 1024  # as csrc/named/gathering.h; DDP's, too
 
 # Note [Layouts are compared by Max]
 # Buckets have to be the same on all ranks. Each rank has a digest d of its own, 0 < d < M, and the ranks reduce the
@@ -302,7 +303,7 @@ class GradientReducer:
         """What sends a bucket from C++; None where it always needs Python."""
         options = self._options
         part = bucket.parts[0]
-        if len(bucket.parts) > 1 or options.compression is not NoneCompressor or not part.slots[0].parameter.is_cpu:
+        if len(bucket.parts) > 1 or options.compression is not NoneCompressor:
             return None
         native = part.native(bucket.names[0], options.op, *options.factors, bucket.priority)
         native.set_engine(default_context.engine, id_of(options.process_set))
@@ -331,7 +332,8 @@ class GradientReducer:
                 continue
             key = slot.parameter.dtype, slot.parameter.device
             bucket, filled = filling.get(key, ([], 0))
-            if not bucket or filled + n_bytes > _BUCKET_BYTES:
+            limit = _BUCKET_BYTES if slot.parameter.is_cpu else _BUCKET_BYTES_ON_GPU
+            if not bucket or filled + n_bytes > limit:
                 bucket, filled = [], 0
                 buckets.append(bucket)
             bucket.append(slot)
