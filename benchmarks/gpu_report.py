@@ -39,7 +39,7 @@ class Goal:
         if self.ratio is None:
             return "-"
         if self.interval is not None and self.interval[0] <= self.bound <= self.interval[1]:
-            return "yes, no difference seen"
+            return "no difference seen"
         return "yes" if (self.ratio <= self.bound if self.at_most else self.ratio >= self.bound) else "**no**"
 
     @property
