@@ -1,6 +1,7 @@
 """Trains a small convolutional network on scikit-learn's handwritten digits, the Horovod way.
 
     torchrun --standalone --nproc-per-node 2 examples/digits_horovod.py
+    horonrun -np 2 python examples/digits_horovod.py
     mpirun -np 2 python examples/digits_horovod.py
     python examples/digits_horovod.py                      # alone
 

@@ -85,6 +85,7 @@ constexpr Knob kWithoutMeaning[] = {
     {"NUM_NCCL_STREAMS", "each process set has one stream"},
     {"BATCH_D2D_MEMCOPIES", "the tensors of a batch are always packed by one kernel"},
     {"ENABLE_ASYNC_COMPLETION", "the host never waits for a GPU"},
+    {"LOG_LEVEL", "only warnings are written"},
 };
 
 }  // namespace

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from horon._arena import arena_statistics, ddp_in_arena, empty, empty_like, is_in_arena, zeros
     from horon._backend import Options
     from horon._gradients import SharedGradients, share_gradients
+    from horon.runner import run
 
 __all__ = [
     "Options",
@@ -28,6 +29,7 @@ __all__ = [
     "empty",
     "empty_like",
     "is_in_arena",
+    "run",
     "share_gradients",
     "zeros",
 ]
@@ -41,6 +43,7 @@ _MODULES = {
     "empty": "horon._arena",
     "empty_like": "horon._arena",
     "is_in_arena": "horon._arena",
+    "run": "horon.runner",
     "share_gradients": "horon._gradients",
     "zeros": "horon._arena",
 }

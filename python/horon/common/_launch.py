@@ -30,6 +30,7 @@ class Launch:
         master_addr, master_port: Where the TCPStore is, if given.
         job_id: Unique to this job on this host, or None.
         session_folder: A folder of the launcher that ends with the job, or None.
+        has_agent: torchrun's agent serves a store for these ranks, whoever has set rank and size.
     """
 
     launcher: str
@@ -44,6 +45,7 @@ class Launch:
     master_port: int | None = None
     job_id: str | None = None
     session_folder: str | None = None
+    has_agent: bool = False
 
     @property
     def is_one_host(self) -> bool:
@@ -94,7 +96,14 @@ def find_launch(environment: Mapping[str, str]) -> Launch:
         master_port=number("MASTER_PORT"),
         job_id=_job_id(environment, launcher),
         session_folder=next((environment[name] for name in _SESSION_FOLDERS if environment.get(name)), None),
+        has_agent=_has_agent(environment, launch),
     )
+
+
+def _has_agent(environment: Mapping[str, str], launch: Launch) -> bool:
+    ranks = environment.get("RANK"), environment.get("WORLD_SIZE")
+    is_served = environment.get("TORCHELASTIC_USE_AGENT_STORE") == str(True)
+    return launch.launcher == "torchrun" or (is_served and ranks == (str(launch.rank), str(launch.size)))
 
 
 # (launcher, (rank, size, local rank, local size, cross rank, cross size)); an unset variable is unknown.

@@ -17,8 +17,8 @@ from horon.common._launch import Launch
 def make_store(launch: Launch, timeout: timedelta) -> Any:
     """Makes the job's store. Blocks until rank 0 serves it.
 
-    torchrun: its own (``env://``). With MASTER_ADDR and MASTER_PORT: a TCPStore there, served by rank 0. Under mpirun
-    and srun on one host: a file in the job's session folder. Alone: in this process.
+    torchrun, and whatever it started: its own (``env://``). With MASTER_ADDR and MASTER_PORT: a TCPStore there, served
+    by rank 0. Under mpirun and srun on one host: a file in the job's session folder. Alone: in this process.
 
     Raises:
         ValueError: Nothing says where to meet, or how many ranks there are.
@@ -30,10 +30,10 @@ def make_store(launch: Launch, timeout: timedelta) -> Any:
             "Set HOROVOD_RANK and HOROVOD_SIZE, MASTER_ADDR to a host name of rank 0 and MASTER_PORT to a free port "
             "there; for a process of its own, HOROVOD_RANK=0 and HOROVOD_SIZE=1."
         )
-    if launch.size == 1 and launch.launcher != "torchrun":
+    if launch.size == 1 and not launch.has_agent:
         return dist.HashStore()
     has_master = launch.master_addr is not None and launch.master_port is not None
-    if launch.launcher == "torchrun" and has_master:
+    if launch.has_agent and has_master:
         store, _, _ = next(iter(dist.rendezvous("env://", launch.rank, launch.size, timeout=timeout)))
         return store
     if has_master:

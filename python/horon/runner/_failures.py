@@ -1,0 +1,51 @@
+"""Who has failed, and how? From what torch's elastic agent says of its processes. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+# What ranks raise when another one has failed.
+_CONSEQUENCES = ("HorovodInternalError", "DistBackendError")
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A rank that has ended badly.
+
+    Attributes:
+        status: Its exit status; the negative number of a signal.
+        text: The traceback of its exception, or nothing.
+    """
+
+    rank: int
+    status: int
+    text: str
+
+    def __str__(self) -> str:
+        how = f"was ended by signal {-self.status}" if self.status < 0 else f"ended with {self.status}"
+        return f"rank {self.rank} {how}"
+
+    @property
+    def is_consequence(self) -> bool:
+        """Whether it only says that another rank has failed."""
+        last_line = self.text.rstrip().rpartition("\n")[2]
+        return last_line.partition(":")[0].rpartition(".")[2] in _CONSEQUENCES
+
+
+def failures_of(error: Any) -> Sequence[Failure]:
+    """Returns the failures of a ChildFailedError; causes first, then the order in which they came.
+
+    The agent itself knows when they came to the second only.
+    """
+    found = sorted(error.failures.items(), key=lambda item: item[1].timestamp)
+    failures = [Failure(rank, failure.exitcode, _text(failure.message)) for rank, failure in found]
+    return sorted(failures, key=lambda failure: failure.is_consequence)
+
+
+def _text(message: Any) -> str:
+    """Of an exception that `record` has seen; without one, torch says where to read about tracebacks."""
+    if not isinstance(message, dict):
+        return ""
+    return str(message.get("extraInfo", {}).get("py_callstack") or message.get("message", ""))

@@ -1,0 +1,47 @@
+"""A process of horon.run: calls the function that a folder holds, and leaves what it returned there.
+
+python -m horon.runner._task FOLDER
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import cloudpickle  # type: ignore[import-untyped,unused-ignore]
+from torch.distributed.elastic.multiprocessing.errors import record
+
+from horon.runner import _child
+
+_TASK = "task.pickle"
+
+
+def leave(folder: Path, call: Callable[[], Any]) -> None:
+    """Leaves a call for the processes, and where this one finds modules: the call's may be among them."""
+    (folder / _TASK).write_bytes(pickle.dumps((sys.path, cloudpickle.dumps(call))))
+
+
+def find(folder: Path) -> Callable[[], Any]:
+    path, call = pickle.loads((folder / _TASK).read_bytes())
+    sys.path += [entry for entry in path if entry not in sys.path]
+    return cloudpickle.loads(call)  # type: ignore[no-any-return]
+
+
+def result_of(folder: Path, rank: int) -> Path:
+    return folder / f"result.{rank}.pickle"
+
+
+@record  # so that the agent learns the traceback of whoever fails
+def main() -> None:
+    folder = Path(sys.argv[1])
+    _child.prepare()
+    result = find(folder)()
+    result_of(folder, int(os.environ["RANK"])).write_bytes(cloudpickle.dumps(result))
+
+
+if __name__ == "__main__":
+    main()
