@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import re
@@ -169,6 +170,20 @@ def test_run_says_who_has_failed_and_why() -> None:
     assert "there is no such thing" in str(error.value)
 
 
+def _fails_and_takes_long_to_exit() -> None:
+    if os.environ["RANK"] == "1":
+        atexit.register(time.sleep, TIMEOUT_S)  # comes after hvd.shutdown
+    _fails(1)
+
+
+def test_run_says_why_though_others_have_ended_before() -> None:
+    import horon
+
+    with pytest.raises(RuntimeError, match="the others were ended when rank 1 ended with 1") as error:
+        horon.run(_fails_and_takes_long_to_exit, num_proc=2)
+    assert "there is no such thing" in str(error.value)
+
+
 def test_causes_before_consequences() -> None:
     from types import SimpleNamespace
 
@@ -179,14 +194,23 @@ def test_causes_before_consequences() -> None:
         return SimpleNamespace(exitcode=status, timestamp=timestamp, message=message)
 
     lost = "Traceback:\n  ...\nhoron._C.HorovodInternalError: rank 2 has shut down\n"
-    error = SimpleNamespace(failures={0: failure(1, 5, lost), 1: failure(-9, 7, None), 2: failure(1, 6, "KeyError: 1")})
+    raised_and_ended_while_exiting = failure(-signal.SIGTERM, 6, "KeyError: 1")
+    error = SimpleNamespace(
+        failures={
+            0: failure(1, 5, lost),
+            1: failure(-9, 7, None),
+            2: raised_and_ended_while_exiting,
+            3: failure(-signal.SIGTERM, 8, None),
+        }
+    )
     found = failures_of(error)
     assert [str(one) for one in found] == [
         "rank 2 ended with 1",
         "rank 1 was ended by signal 9",
+        "rank 3 was ended by signal 15",
         "rank 0 ended with 1",
     ]
-    assert [one.text for one in found] == ["KeyError: 1", "", lost]
+    assert [one.text for one in found] == ["KeyError: 1", "", "", lost]
 
 
 SCRIPT = """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -40,8 +41,14 @@ def failures_of(error: Any) -> Sequence[Failure]:
     The agent itself knows when they came to the second only.
     """
     found = sorted(error.failures.items(), key=lambda item: item[1].timestamp)
-    failures = [Failure(rank, failure.exitcode, _text(failure.message)) for rank, failure in found]
+    failures = [_failure(rank, failure.exitcode, _text(failure.message)) for rank, failure in found]
     return sorted(failures, key=lambda failure: failure.is_consequence)
+
+
+def _failure(rank: int, status: int, text: str) -> Failure:
+    # A rank that has raised tells the others as it exits. They may be gone before it is, and then the agent ends it.
+    was_about_to_exit = bool(text) and status == -signal.SIGTERM
+    return Failure(rank, 1 if was_about_to_exit else status, text)
 
 
 def _text(message: Any) -> str:
