@@ -3,6 +3,7 @@
 
 #include <future>
 #include <memory>
+#include <random>
 #include <vector>
 
 #include "rank_threads.h"

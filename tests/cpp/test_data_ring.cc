@@ -1,6 +1,7 @@
 #include "shm/data_ring.h"
 
 #include <optional>
+#include <random>
 
 #include "catch.h"
 

@@ -1,6 +1,7 @@
 #include "shm/line_copies.h"
 
 #include <algorithm>
+#include <random>
 #include <vector>
 
 #include "catch.h"

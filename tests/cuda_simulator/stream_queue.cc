@@ -2,6 +2,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <random>
 
 #include "quiet_thread.h"
 #include "settings.h"
