@@ -70,8 +70,8 @@ def major_minor(version: str) -> tuple[int, int]:
 
 
 def python_tag() -> str:
-    """ "cp311"."""
-    return f"cp{sys.version_info.major}{sys.version_info.minor}"
+    """ "cp311"; "cp314t" without a global interpreter lock."""
+    return f"cp{sys.version_info.major}{sys.version_info.minor}{sys.abiflags}"
 
 
 def build_folder() -> Path:

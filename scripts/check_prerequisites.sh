@@ -17,11 +17,11 @@ report() { # what, Debian packages, Fedora packages
 
 check_python() {
   if ! command -v "$python" >/dev/null 2>&1; then
-    report "Python 3.10 to 3.13 ($python)" "python3 python3-venv python3-dev" "python3 python3-devel"
+    report "Python 3.10 or newer ($python)" "python3 python3-venv python3-dev" "python3 python3-devel"
     return
   fi
-  "$python" -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))' ||
-    report "Python 3.10 to 3.13 ($python is $("$python" -V 2>&1); choose another with PYTHON=)" \
+  "$python" -c 'import sys; sys.exit(sys.version_info < (3, 10))' ||
+    report "Python 3.10 or newer ($python is $("$python" -V 2>&1); choose another with PYTHON=)" \
       "python3.11 python3.11-venv python3.11-dev" "python3.11 python3.11-devel"
   dotted=$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
   # Only for an environment that is still to be created.

@@ -17,7 +17,7 @@ def check() -> None:
         raise ImportError(
             "horon was not built: its extension is missing. In the source tree run: pip install --no-build-isolation ."
         ) from None
-    running_tag = f"cp{sys.version_info.major}{sys.version_info.minor}"
+    running_tag = f"cp{sys.version_info.major}{sys.version_info.minor}{sys.abiflags}"
     if running_tag != _build_info.PYTHON_TAG:
         raise ImportError(f"horon was built for Python {_build_info.PYTHON_TAG}, but this is {running_tag}. {_REBUILD}")
     if not _has_extension():
