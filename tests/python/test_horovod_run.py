@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -162,12 +163,14 @@ def _fails(rank: int) -> None:
     hvd.allreduce(torch.ones(4), name="never")
 
 
-def test_run_says_who_has_failed_and_why() -> None:
+def test_run_says_who_has_failed_and_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import horon
 
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with pytest.raises(RuntimeError, match="the others were ended when rank 1 ended with 1") as error:
         horon.run(_fails, (1,), num_proc=2)
     assert "there is no such thing" in str(error.value)
+    assert list(tmp_path.iterdir()) == []
 
 
 def _fails_and_takes_long_to_exit() -> None:

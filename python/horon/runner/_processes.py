@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import tempfile
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -35,21 +36,24 @@ def start_and_wait(
         torch.distributed.elastic.multiprocessing.errors.ChildFailedError: One ended badly.
         torch.distributed.elastic.multiprocessing.SignalException: This process got a signal; its children have it, too.
     """
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    config = LaunchConfig(
-        min_nodes=1,
-        max_nodes=1,
-        nproc_per_node=num_proc,
-        run_id=str(uuid.uuid4()),
-        rdzv_backend="c10d",
-        rdzv_endpoint="localhost:0",
-        rdzv_configs={"timeout": start_timeout} if start_timeout else {},
-        max_restarts=0,
-        local_addr="localhost",  # names of hosts need not have an address
-    )
     threads = {} if "OMP_NUM_THREADS" in os.environ else {"OMP_NUM_THREADS": _threads(num_proc)}
-    with _set_meanwhile({**threads, **environment}):
+    # The agent's own folder, for tracebacks that processes leave, would stay behind.
+    with tempfile.TemporaryDirectory(prefix="horon-agent-") as folder, _set_meanwhile({**threads, **environment}):
+        config = LaunchConfig(
+            min_nodes=1,
+            max_nodes=1,
+            nproc_per_node=num_proc,
+            run_id=str(uuid.uuid4()),
+            rdzv_backend="c10d",
+            rdzv_endpoint="localhost:0",
+            rdzv_configs={"timeout": start_timeout} if start_timeout else {},
+            max_restarts=0,
+            local_addr="localhost",  # names of hosts need not have an address
+            logs_specs=DefaultLogsSpecs(log_dir=folder),
+        )
         elastic_launch(config, command[0])(*command[1:])
 
 
