@@ -18,10 +18,12 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
 import sysconfig
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
@@ -177,6 +179,12 @@ def find_cuda_build() -> CudaBuild | str:
     for path in (nccl_header, nccl_library):
         if not path.exists():
             return f"{path} does not exist; pip install nvidia-nccl-cu{major} in the version that torch asks for"
+    complaint = nvcc_complaint(nvcc)
+    if complaint:
+        return (
+            f"{nvcc} does not compile here: {complaint}\n"
+            "CUDAHOSTCXX names another C++ compiler for it, CUDACXX another nvcc"
+        )
     return CudaBuild(
         nvcc=nvcc,
         architectures=cuda_architectures(os.environ.get("TORCH_CUDA_ARCH_LIST", ""), toolkit),
@@ -219,6 +227,25 @@ def nvcc_version(nvcc: Path) -> tuple[int, int]:
     output = subprocess.run([nvcc, "--version"], capture_output=True, text=True).stdout
     match = re.search(r"release (\d+\.\d+)", output)
     return major_minor(match[1]) if match else (0, 0)
+
+
+def nvcc_complaint(nvcc: Path) -> str:
+    """The first error of a small program's compilation, with what CMake gives to nvcc; "" if there is none.
+
+    Each nvcc knows compilers and C libraries up to some version.
+    """
+    host_compiler = os.environ.get("CUDAHOSTCXX")
+    flags = [*([f"-ccbin={host_compiler}"] if host_compiler else []), *shlex.split(os.environ.get("CUDAFLAGS", ""))]
+    with tempfile.TemporaryDirectory(prefix="horon-nvcc-") as folder:
+        source = Path(folder, "kernel.cu")
+        source.write_text("#include <cuda_runtime.h>\n#include <cmath>\n__global__ void nothing() {}\n")
+        command = [str(nvcc), *flags, "-std=c++20", "-c", str(source), "-o", str(source.with_suffix(".o"))]
+        result = subprocess.run(command, capture_output=True, text=True)
+    if result.returncode == 0:
+        return ""
+    lines = (result.stderr + result.stdout).splitlines()
+    errors = [line for line in lines if "error" in line.lower()] + lines
+    return errors[0].strip() if errors else f"it ended with {result.returncode}"
 
 
 def cuda_architectures(torch_list: str, toolkit: tuple[int, int]) -> str:

@@ -12,6 +12,7 @@ import pytest
 import setuptools
 import torch
 
+HOMES = ("CUDA_HOME", "CUDA_PATH")
 SETUP = Path(__file__).resolve().parents[2] / "setup.py"
 
 
@@ -20,7 +21,7 @@ def setup_module(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """setup.py as a module: setup() itself does nothing."""
     monkeypatch.setattr(setuptools, "setup", lambda **arguments: None)
     monkeypatch.setenv("TORCH_DEVICE_BACKEND_AUTOLOAD", os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD", "1"))
-    for name in ("HORON_CUDA", "CUDACXX", "CUDA_HOME", "CUDA_PATH", "TORCH_CUDA_ARCH_LIST"):
+    for name in (*HOMES, "HORON_CUDA", "CUDACXX", "CUDAHOSTCXX", "CUDAFLAGS", "TORCH_CUDA_ARCH_LIST"):
         monkeypatch.delenv(name, raising=False)
     spec = importlib.util.spec_from_file_location("horon_setup", SETUP)
     assert spec is not None and spec.loader is not None
@@ -111,3 +112,31 @@ def test_toolkit_of_another_major_version(
 def test_no_nccl(setup_module: ModuleType, cuda_machine: Path) -> None:
     (cuda_machine / "nvidia/nccl/include/nccl.h").unlink()
     assert "pip install nvidia-nccl-cu13" in setup_module.find_cuda_build()
+
+
+NVCC_THAT_DOES_NOT_COMPILE = """#!/bin/sh
+if [ "$1" = --version ]; then
+  echo "Cuda compilation tools, release 13.0, V13.0.88"
+elif [ "$1" != -ccbin=g++-15 ]; then
+  echo "In file included from cuda_runtime.h:82:" >&2
+  echo "host_config.h:137:2: error: #error -- unsupported GNU version!" >&2
+  exit 1
+fi
+"""
+
+
+def test_nvcc_that_does_not_know_the_compiler(
+    setup_module: ModuleType, cuda_machine: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nvcc = write_nvcc(cuda_machine, "13.0")
+    nvcc.write_text(NVCC_THAT_DOES_NOT_COMPILE)
+    assert setup_module.cuda_build() is None
+    said = capsys.readouterr().out
+    assert "without its GPU parts" in said
+    assert "does not compile here: host_config.h:137:2: error: #error -- unsupported GNU version!" in said
+    assert "CUDAHOSTCXX names another C++ compiler" in said
+    monkeypatch.setenv("HORON_CUDA", "1")
+    with pytest.raises(SystemExit, match="unsupported GNU version"):
+        setup_module.cuda_build()
+    monkeypatch.setenv("CUDAHOSTCXX", "g++-15")
+    assert setup_module.cuda_build() is not None
