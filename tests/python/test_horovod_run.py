@@ -167,7 +167,7 @@ def test_run_says_who_has_failed_and_why(tmp_path: Path, monkeypatch: pytest.Mon
     import horon
 
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    with pytest.raises(RuntimeError, match="the others were ended when rank 1 ended with 1") as error:
+    with pytest.raises(RuntimeError, match=r"horon\.run: .*rank 1 ended with 1") as error:
         horon.run(_fails, (1,), num_proc=2)
     assert "there is no such thing" in str(error.value)
     assert list(tmp_path.iterdir()) == []
@@ -182,7 +182,7 @@ def _fails_and_takes_long_to_exit() -> None:
 def test_run_says_why_though_others_have_ended_before() -> None:
     import horon
 
-    with pytest.raises(RuntimeError, match="the others were ended when rank 1 ended with 1") as error:
+    with pytest.raises(RuntimeError, match=r"horon\.run: .*rank 1 ended with 1") as error:
         horon.run(_fails_and_takes_long_to_exit, num_proc=2)
     assert "there is no such thing" in str(error.value)
 
@@ -210,10 +210,28 @@ def test_causes_before_consequences() -> None:
     assert [str(one) for one in found] == [
         "rank 2 ended with 1",
         "rank 1 was ended by signal 9",
-        "rank 3 was ended by signal 15",
         "rank 0 ended with 1",
     ]
-    assert [one.text for one in found] == ["KeyError: 1", "", "", lost]
+    assert [one.text for one in found] == ["KeyError: 1", "", lost]
+
+
+def test_ranks_that_the_agent_has_ended_are_no_causes() -> None:
+    from types import SimpleNamespace
+
+    from horon.runner._failures import failures_of
+
+    def said(*failures: tuple[int, int, int]) -> list[str]:
+        found = {rank: SimpleNamespace(exitcode=status, timestamp=time, message="") for rank, status, time in failures}
+        return [str(failure) for failure in failures_of(SimpleNamespace(failures=found))]
+
+    assert said((1, 3, 5), (0, -15, 5), (2, -15, 5)) == ["rank 1 ended with 3"]
+    assert said((1, 3, 5), (0, -9, 5), (2, 1, 5)) == [
+        "rank 1 ended with 3",
+        "rank 0 was ended by signal 9",
+        "rank 2 ended with 1",
+    ]
+    somebody_else_has_ended_it = said((2, 1, 6), (1, -15, 5), (0, -15, 6))
+    assert somebody_else_has_ended_it == ["rank 1 was ended by signal 15", "rank 2 ended with 1"]
 
 
 SCRIPT = """
@@ -279,7 +297,7 @@ def test_horonrun_ends_all_when_one_fails(tmp_path: Path, how: str, status: int,
     process = _start(tmp_path, how)
     _, err = _finish(process)
     assert process.returncode == status, err
-    assert f"horonrun: rank 1 {said}" in err
+    assert f"horonrun: rank 1 {said}; the others were ended\n" in err
 
 
 def test_horonrun_ends_all_at_ctrl_c(tmp_path: Path) -> None:

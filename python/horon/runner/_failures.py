@@ -36,12 +36,13 @@ class Failure:
 
 
 def failures_of(error: Any) -> Sequence[Failure]:
-    """Returns the failures of a ChildFailedError; causes first, then the order in which they came.
+    """Returns the failures of a ChildFailedError, without the ranks that the agent ended then.
 
-    The agent itself knows when they came to the second only.
+    Causes are first, then it is the order in which they came. The agent itself knows when they came to the second only.
     """
     found = sorted(error.failures.items(), key=lambda item: item[1].timestamp)
     failures = [_failure(rank, failure.exitcode, _text(failure.message)) for rank, failure in found]
+    failures = [failure for failure in failures if failure is failures[0] or failure.status != -signal.SIGTERM]
     return sorted(failures, key=lambda failure: failure.is_consequence)
 
 

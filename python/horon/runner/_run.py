@@ -180,5 +180,6 @@ def _run_in_folder(
             _processes.start_and_wait(num_proc, command, environment, start_timeout)
         except ChildFailedError as error:
             texts = [f"{failure}.\n{failure.text}" for failure in failures_of(error)]
-            raise RuntimeError(f"horon.run: the others were ended when {''.join(texts)}") from error
+            others = "the others were ended when " if len(texts) < num_proc else ""
+            raise RuntimeError(f"horon.run: {others}{''.join(texts)}") from error
         return [cloudpickle.loads(_task.result_of(folder, rank).read_bytes()) for rank in range(num_proc)]

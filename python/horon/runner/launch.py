@@ -191,7 +191,8 @@ def run_commandline(arguments: Sequence[str] | None = None) -> int:
     except ChildFailedError as error:
         failures = failures_of(error)
         texts = ", ".join(str(failure) for failure in failures)
-        print(f"horonrun: {texts}; the others were ended", file=sys.stderr, flush=True)
+        others = "; the others were ended" if len(failures) < job.num_proc else ""
+        print(f"horonrun: {texts}{others}", file=sys.stderr, flush=True)
         return 128 - failures[0].status if failures[0].status < 0 else failures[0].status
     except SignalException as signal:
         return 128 + signal.sigval
