@@ -53,6 +53,24 @@ inline WaitContext patient_context() { return WaitContext{patient(), nullptr}; }
 // For waits that are expected to fail.
 inline Deadline soon() { return Deadline::after(std::chrono::milliseconds(150)); }
 
+// For waits that are expected to fail because of one rank, when the others have come: they do, also
+// on a machine that is busy with something else. Takes its time: run such cases with at_once().
+inline Deadline after_the_others_came() { return Deadline::after(std::chrono::seconds(4)); }
+
+// body(value) of each value, each on a thread of its own.
+template <typename Value, typename Body>
+auto at_once(const std::vector<Value>& values, const Body& body) {
+  std::vector<std::future<decltype(body(values[0]))>> running;
+  for (const Value& value : values) {
+    running.push_back(std::async(std::launch::async, [&body, &value] { return body(value); }));
+  }
+  std::vector<decltype(body(values[0]))> results;
+  for (auto& one : running) {
+    results.push_back(one.get());
+  }
+  return results;
+}
+
 // A rank's own assertion.
 template <typename... Args>
 void expect(bool condition, const Args&... message) {

@@ -78,18 +78,28 @@ bool blames_only(const std::exception_ptr& error, int blamed, int n_ranks) {
   return true;
 }
 
-// `stopped` goes on when the others have given up: everybody says the same.
-void check_that_a_stopped_rank_is_named(int stopped, const std::string& where,
-                                        const std::vector<Deadline>& deadlines) {
-  const int n = static_cast<int>(deadlines.size());
-  CAPTURE(stopped, where);
+struct Stop {
+  int rank;
+  std::string where;                // see StoppingStore
+  std::vector<Deadline> deadlines;  // by rank
+};
+
+struct StopOutcome {
+  Errors errors;                          // by rank
+  std::chrono::nanoseconds end_to_end{};  // from the last of those that were not stopped
+};
+
+// The stopped rank goes on when the others have given up.
+StopOutcome stop_a_rank(const Stop& stop) {
+  const int n = static_cast<int>(stop.deadlines.size());
   MemoryStore store;
   std::latch resume(n - 1);
   std::atomic<Clock::rep> last_end{0};  // of those that were not stopped
-  StoppingStore stopping(store, where, resume);
-  const Errors errors = run_ranks(n, [&](int rank) {
-    const Deadline& deadline = deadlines[static_cast<std::size_t>(rank)];
-    if (rank == stopped) {
+  StoppingStore stopping(store, stop.where, resume);
+  StopOutcome outcome;
+  outcome.errors = run_ranks(n, [&](int rank) {
+    const Deadline& deadline = stop.deadlines[static_cast<std::size_t>(rank)];
+    if (rank == stop.rank) {
       rendezvous(stopping, identity_of(rank, n), small_options(), deadline);
       return;
     }
@@ -101,16 +111,27 @@ void check_that_a_stopped_rank_is_named(int stopped, const std::string& where,
       std::rethrow_exception(error);
     }
   });
-  REQUIRE(Clock::now().time_since_epoch().count() - last_end <
-          Clock::duration(std::chrono::seconds(2)).count());
-  for (int rank = 0; rank < n; ++rank) {
-    const std::exception_ptr& error = errors[static_cast<std::size_t>(rank)];
-    INFO("rank " << rank << ": " << text_of(error));
-    REQUIRE(threw<GroupError>(error));
-    REQUIRE(blames_only(error, stopped, n));
-    if (rank == stopped) {
-      REQUIRE(threw<PeerLostError>(error));
-      REQUIRE(contains(text_of(error), "has given up"));
+  outcome.end_to_end = Clock::now().time_since_epoch() - Clock::duration(last_end);
+  return outcome;
+}
+
+// Everybody says the same, whoever is stopped.
+void check_that_stopped_ranks_are_named(const std::vector<Stop>& stops) {
+  const std::vector<StopOutcome> outcomes = at_once(stops, stop_a_rank);
+  for (std::size_t i = 0; i < stops.size(); ++i) {
+    const int stopped = stops[i].rank;
+    CAPTURE(stopped, stops[i].where);
+    const int n = static_cast<int>(stops[i].deadlines.size());
+    REQUIRE(outcomes[i].end_to_end < std::chrono::seconds(5));  // nobody waits for who has gone
+    for (int rank = 0; rank < n; ++rank) {
+      const std::exception_ptr& error = outcomes[i].errors[static_cast<std::size_t>(rank)];
+      INFO("rank " << rank << ": " << text_of(error));
+      REQUIRE(threw<GroupError>(error));
+      REQUIRE(blames_only(error, stopped, n));
+      if (rank == stopped) {
+        REQUIRE(threw<PeerLostError>(error));
+        REQUIRE(contains(text_of(error), "has given up"));
+      }
     }
   }
 }
@@ -189,13 +210,16 @@ TEST_CASE("different settings are a UsageError on every rank, and the next group
 }
 
 TEST_CASE("a missing rank is named by everybody who waits for it") {
-  for (int missing = 0; missing < 3; ++missing) {
+  const std::vector<Errors> errors_by_missing = at_once(std::vector{0, 1, 2}, [](int missing) {
     MemoryStore store;
-    const Errors errors = run_ranks(3, [&](int rank) {
+    return run_ranks(3, [&](int rank) {
       if (rank != missing) {
-        rendezvous(store, identity_of(rank, 3), small_options(), soon());
+        rendezvous(store, identity_of(rank, 3), small_options(), after_the_others_came());
       }
     });
+  });
+  for (int missing = 0; missing < 3; ++missing) {
+    const Errors& errors = errors_by_missing[static_cast<std::size_t>(missing)];
     for (int rank = 0; rank < 3; ++rank) {
       const std::exception_ptr& error = errors[static_cast<std::size_t>(rank)];
       INFO("missing " << missing << ", rank " << rank << ": " << text_of(error));
@@ -208,13 +232,17 @@ TEST_CASE("a missing rank is named by everybody who waits for it") {
 }
 
 TEST_CASE("a rank that comes when the others have given up does not wait for them") {
-  for (int late = 0; late < 3; ++late) {
-    MemoryStore store;
-    (void)run_ranks(3, [&](int rank) {
+  std::vector<MemoryStore> stores(3);  // by the rank that is late
+  at_once(std::vector{0, 1, 2}, [&](int late) {
+    return run_ranks(3, [&](int rank) {
       if (rank != late) {
-        rendezvous(store, identity_of(rank, 3), small_options(), soon());
+        rendezvous(stores[static_cast<std::size_t>(late)], identity_of(rank, 3), small_options(),
+                   after_the_others_came());
       }
     });
+  });
+  for (int late = 0; late < 3; ++late) {
+    MemoryStore& store = stores[static_cast<std::size_t>(late)];
     const Clock::time_point begin = Clock::now();
     const std::exception_ptr error =
         error_of([&] { rendezvous(store, identity_of(late, 3), small_options(), patient()); });
@@ -235,42 +263,51 @@ TEST_CASE("a rank that comes when the others have given up does not wait for the
 
 TEST_CASE(
     "a rank of another host that comes when the others have given up does not wait for them") {
-  for (int late = 0; late < 3; ++late) {
-    MemoryStore store;
-    const auto meet = [&](int rank, const Deadline& deadline) {
-      Options options = small_options();
-      options.host_id = rank == 2 ? "there" : "here";
-      return rendezvous(store, identity_of(rank, 3), options, deadline);
-    };
-    (void)run_ranks(3, [&](int rank) {
+  std::vector<MemoryStore> stores(3);  // by the rank that is late
+  const auto meet = [&](int late, int rank, const Deadline& deadline) {
+    Options options = small_options();
+    options.host_id = rank == 2 ? "there" : "here";
+    return rendezvous(stores[static_cast<std::size_t>(late)], identity_of(rank, 3), options,
+                      deadline);
+  };
+  at_once(std::vector{0, 1, 2}, [&](int late) {
+    return run_ranks(3, [&](int rank) {
       if (rank != late) {
-        meet(rank, soon());
+        meet(late, rank, after_the_others_came());
       }
     });
-    const std::exception_ptr error = error_of([&] { meet(late, patient()); });
+  });
+  for (int late = 0; late < 3; ++late) {
+    const std::exception_ptr error = error_of([&] { meet(late, late, patient()); });
     INFO("late " << late << ": " << text_of(error));
     REQUIRE(threw<PeerLostError>(error));
     REQUIRE(contains(text_of(error), " has given up"));  // whoever was first
-    require_no_errors(
-        run_ranks(3, [&](int rank) { expect(meet(rank, patient()) == nullptr, "a group"); }));
+    require_no_errors(run_ranks(
+        3, [&](int rank) { expect(meet(late, rank, patient()) == nullptr, "a group"); }));
   }
 }
 
 TEST_CASE("a rank that stops after it has said that it is there is named by all, itself included") {
+  std::vector<Stop> stops;
   for (const int stopped : {0, 1, 3}) {
-    check_that_a_stopped_rank_is_named(stopped, "member", std::vector(4, soon()));
+    stops.push_back({stopped, "member", std::vector(4, after_the_others_came())});
   }
+  check_that_stopped_ranks_are_named(stops);
 }
 
 TEST_CASE("a rank that stops before it has joined is named by all, itself included") {
+  std::vector<Stop> stops;
   for (const int stopped : {0, 2}) {
-    check_that_a_stopped_rank_is_named(stopped, "joined", std::vector(3, soon()));
+    stops.push_back({stopped, "joined", std::vector(3, after_the_others_came())});
   }
+  check_that_stopped_ranks_are_named(stops);
 }
 
 TEST_CASE("a rank whose time is over first learns from rank 0 whom it waits for") {
-  check_that_a_stopped_rank_is_named(3, "member", {patient(), soon(), patient(), patient()});
-  check_that_a_stopped_rank_is_named(1, "member", {patient(), patient(), patient(), soon()});
+  const Deadline early = after_the_others_came();
+  check_that_stopped_ranks_are_named(
+      {{3, "member", {patient(), early, patient(), patient()}},
+       {1, "member", {patient(), patient(), patient(), early}}});
 }
 
 TEST_CASE("another host means no group for anybody") {
