@@ -282,8 +282,8 @@ TEST_CASE(
     INFO("late " << late << ": " << text_of(error));
     REQUIRE(threw<PeerLostError>(error));
     REQUIRE(contains(text_of(error), " has given up"));  // whoever was first
-    require_no_errors(run_ranks(
-        3, [&](int rank) { expect(meet(late, rank, patient()) == nullptr, "a group"); }));
+    require_no_errors(
+        run_ranks(3, [&](int rank) { expect(meet(late, rank, patient()) == nullptr, "a group"); }));
   }
 }
 
@@ -305,9 +305,8 @@ TEST_CASE("a rank that stops before it has joined is named by all, itself includ
 
 TEST_CASE("a rank whose time is over first learns from rank 0 whom it waits for") {
   const Deadline early = after_the_others_came();
-  check_that_stopped_ranks_are_named(
-      {{3, "member", {patient(), early, patient(), patient()}},
-       {1, "member", {patient(), patient(), patient(), early}}});
+  check_that_stopped_ranks_are_named({{3, "member", {patient(), early, patient(), patient()}},
+                                      {1, "member", {patient(), patient(), patient(), early}}});
 }
 
 TEST_CASE("another host means no group for anybody") {

@@ -14,7 +14,7 @@ from harness import on_gloo
 pytestmark = pytest.mark.skipif(on_gloo(), reason="not about collectives")
 
 ROOT = Path(__file__).resolve().parents[2]
-# Measured on other machines, and of no use to who builds.
+# Of no use to who builds: what was measured on other machines, and settings of tools (.ci, .clang-tidy).
 LEFT_OUT = ("benchmarks/results/", ".")
 
 

@@ -12,7 +12,16 @@ import pytest
 import setuptools
 import torch
 
-HOMES = ("CUDA_HOME", "CUDA_PATH")
+# What a user may set.
+VARIABLES = (
+    "HORON_CUDA",
+    "CUDA_HOME",
+    "CUDA_PATH",
+    "CUDACXX",
+    "CUDAHOSTCXX",
+    "CUDAFLAGS",
+    "TORCH_CUDA_ARCH_LIST",
+)
 SETUP = Path(__file__).resolve().parents[2] / "setup.py"
 
 
@@ -21,7 +30,7 @@ def setup_module(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """setup.py as a module: setup() itself does nothing."""
     monkeypatch.setattr(setuptools, "setup", lambda **arguments: None)
     monkeypatch.setenv("TORCH_DEVICE_BACKEND_AUTOLOAD", os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD", "1"))
-    for name in (*HOMES, "HORON_CUDA", "CUDACXX", "CUDAHOSTCXX", "CUDAFLAGS", "TORCH_CUDA_ARCH_LIST"):
+    for name in VARIABLES:
         monkeypatch.delenv(name, raising=False)
     spec = importlib.util.spec_from_file_location("horon_setup", SETUP)
     assert spec is not None and spec.loader is not None

@@ -42,7 +42,7 @@ def failures_of(error: Any) -> Sequence[Failure]:
     """
     found = sorted(error.failures.items(), key=lambda item: item[1].timestamp)
     failures = [_failure(rank, failure.exitcode, _text(failure.message)) for rank, failure in found]
-    failures = [failure for failure in failures if failure is failures[0] or failure.status != -signal.SIGTERM]
+    failures[1:] = [failure for failure in failures[1:] if failure.status != -signal.SIGTERM]
     return sorted(failures, key=lambda failure: failure.is_consequence)
 
 
