@@ -119,15 +119,15 @@ def _host_runs_ahead(rank: int, size: int) -> None:
         hvd.allreduce(x, name="connects")
         torch.cuda.synchronize()
         start_s = time.monotonic()
-        _busy(700)
+        _busy(4000)
         handles = [hvd.allreduce_async(x, name=f"t{i}") for i in range(20)]
         assert not any(hvd.poll(handle) for handle in handles)
         results = [hvd.synchronize(handle) for handle in handles[:-1]]
-        assert time.monotonic() - start_s < 0.6, "the host has waited for the GPU"
+        assert time.monotonic() - start_s < 3, "the host has waited for the GPU"
         assert not hvd.poll(handles[-1]), "poll says that the GPU has come to the end of it"
         while not hvd.poll(handles[-1]):
             time.sleep(0.005)
-        assert time.monotonic() - start_s > 0.6
+        assert time.monotonic() - start_s > 3
         for result in [*results, hvd.synchronize(handles[-1])]:
             assert torch.equal(result.cpu(), torch.ones(1000))
 
