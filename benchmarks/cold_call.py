@@ -29,6 +29,8 @@ def main() -> None:
     parser.add_argument("--calls", type=int, default=2000, help="of each contender, for each size")
     arguments = parser.parse_args()
     os.environ.update(noop.environment())
+    if not noop.is_built():
+        parser.exit(1, "the do-nothing backend, which calls are compared with, can not be compiled here\n")
     torch.set_num_threads(1)
     noop.register()
     dist.init_process_group("horon", store=dist.HashStore(), rank=0, world_size=1)
@@ -43,7 +45,7 @@ def main() -> None:
     }
     rows = []
     gc.disable()
-    for size in (parse_bytes(text) if text != "0" else 0 for text in arguments.sizes.split(",")):
+    for size in map(parse_bytes, arguments.sizes.split(",")):
         source = torch.ones(max(size // 8, 1))
         target = torch.empty_like(source)
         times: dict[str, list[int]] = {name: [] for name in calls}

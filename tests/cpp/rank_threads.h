@@ -57,20 +57,6 @@ inline Deadline soon() { return Deadline::after(std::chrono::milliseconds(150));
 // on a machine that is busy with something else. Takes its time: run such cases with at_once().
 inline Deadline after_the_others_came() { return Deadline::after(std::chrono::seconds(4)); }
 
-// body(value) of each value, each on a thread of its own.
-template <typename Value, typename Body>
-auto at_once(const std::vector<Value>& values, const Body& body) {
-  std::vector<std::future<decltype(body(values[0]))>> running;
-  for (const Value& value : values) {
-    running.push_back(std::async(std::launch::async, [&body, &value] { return body(value); }));
-  }
-  std::vector<decltype(body(values[0]))> results;
-  for (auto& one : running) {
-    results.push_back(one.get());
-  }
-  return results;
-}
-
 // A rank's own assertion.
 template <typename... Args>
 void expect(bool condition, const Args&... message) {
@@ -150,6 +136,15 @@ inline void require_no_errors(const Errors& errors) {
     INFO("rank " << rank << ": " << text_of(errors[rank]));
     REQUIRE(!errors[rank]);
   }
+}
+
+// What body(i) returns, for each of n cases; all of them at the same time.
+template <typename Body>
+auto at_once(int n_cases, const Body& body) {
+  std::vector<decltype(body(0))> results(static_cast<std::size_t>(n_cases));
+  require_no_errors(
+      run_ranks(n_cases, [&](int i) { results[static_cast<std::size_t>(i)] = body(i); }));
+  return results;
 }
 
 template <typename Expected>

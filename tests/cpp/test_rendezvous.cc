@@ -85,8 +85,8 @@ struct Stop {
 };
 
 struct StopOutcome {
-  Errors errors;                          // by rank
-  std::chrono::nanoseconds end_to_end{};  // from the last of those that were not stopped
+  Errors errors;                         // by rank
+  std::chrono::nanoseconds took_more{};  // the stopped one than the last of the others
 };
 
 // The stopped rank goes on when the others have given up.
@@ -111,18 +111,20 @@ StopOutcome stop_a_rank(const Stop& stop) {
       std::rethrow_exception(error);
     }
   });
-  outcome.end_to_end = Clock::now().time_since_epoch() - Clock::duration(last_end);
+  outcome.took_more = Clock::now().time_since_epoch() - Clock::duration(last_end);
   return outcome;
 }
 
 // Everybody says the same, whoever is stopped.
 void check_that_stopped_ranks_are_named(const std::vector<Stop>& stops) {
-  const std::vector<StopOutcome> outcomes = at_once(stops, stop_a_rank);
+  const std::vector<StopOutcome> outcomes = at_once(static_cast<int>(stops.size()), [&](int i) {
+    return stop_a_rank(stops[static_cast<std::size_t>(i)]);
+  });
   for (std::size_t i = 0; i < stops.size(); ++i) {
     const int stopped = stops[i].rank;
     CAPTURE(stopped, stops[i].where);
     const int n = static_cast<int>(stops[i].deadlines.size());
-    REQUIRE(outcomes[i].end_to_end < std::chrono::seconds(5));  // nobody waits for who has gone
+    REQUIRE(outcomes[i].took_more < std::chrono::seconds(5));  // nobody waits for who has gone
     for (int rank = 0; rank < n; ++rank) {
       const std::exception_ptr& error = outcomes[i].errors[static_cast<std::size_t>(rank)];
       INFO("rank " << rank << ": " << text_of(error));
@@ -210,7 +212,7 @@ TEST_CASE("different settings are a UsageError on every rank, and the next group
 }
 
 TEST_CASE("a missing rank is named by everybody who waits for it") {
-  const std::vector<Errors> errors_by_missing = at_once(std::vector{0, 1, 2}, [](int missing) {
+  const std::vector<Errors> errors_by_missing = at_once(3, [](int missing) {
     MemoryStore store;
     return run_ranks(3, [&](int rank) {
       if (rank != missing) {
@@ -233,7 +235,7 @@ TEST_CASE("a missing rank is named by everybody who waits for it") {
 
 TEST_CASE("a rank that comes when the others have given up does not wait for them") {
   std::vector<MemoryStore> stores(3);  // by the rank that is late
-  at_once(std::vector{0, 1, 2}, [&](int late) {
+  at_once(3, [&](int late) {
     return run_ranks(3, [&](int rank) {
       if (rank != late) {
         rendezvous(stores[static_cast<std::size_t>(late)], identity_of(rank, 3), small_options(),
@@ -270,7 +272,7 @@ TEST_CASE(
     return rendezvous(stores[static_cast<std::size_t>(late)], identity_of(rank, 3), options,
                       deadline);
   };
-  at_once(std::vector{0, 1, 2}, [&](int late) {
+  at_once(3, [&](int late) {
     return run_ranks(3, [&](int rank) {
       if (rank != late) {
         meet(late, rank, after_the_others_came());

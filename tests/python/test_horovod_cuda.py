@@ -119,7 +119,7 @@ def _host_runs_ahead(rank: int, size: int) -> None:
         hvd.allreduce(x, name="connects")
         torch.cuda.synchronize()
         start_s = time.monotonic()
-        _busy(4000)
+        _busy(4000)  # longer than a rank may be kept from its core
         handles = [hvd.allreduce_async(x, name=f"t{i}") for i in range(20)]
         assert not any(hvd.poll(handle) for handle in handles)
         results = [hvd.synchronize(handle) for handle in handles[:-1]]
