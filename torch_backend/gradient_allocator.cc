@@ -26,17 +26,23 @@ class GradientAllocator final : public c10::Allocator {
   }
 
   c10::DataPtr allocate(std::size_t bytes) override {
-    const std::size_t least = least_.load(std::memory_order_relaxed);
-    if (bytes >= std::min(least, least_place_bytes()) &&
-        torch::autograd::get_current_graph_task_id() != -1) {
-      if (void* const place = lend_place(bytes)) {
+    const bool may_be_expected = bytes >= least_.load(std::memory_order_relaxed);
+    const bool may_have_a_place = may_have_place(bytes, c10::kCPU);
+    if ((!may_be_expected && !may_have_a_place) ||
+        torch::autograd::get_current_graph_task_id() == -1) {
+      return before_->allocate(bytes);
+    }
+    if (may_have_a_place) {
+      if (void* const place = lend_place(bytes, c10::kCPU)) {
         return {place, place, &free_any, c10::Device(c10::kCPU)};
       }
-      if (bytes >= least && is_expected(bytes)) {
-        return in_arena(bytes);
-      }
     }
-    return before_->allocate(bytes);
+    c10::DataPtr made =
+        may_be_expected && is_expected(bytes) ? in_arena(bytes) : before_->allocate(bytes);
+    if (may_have_a_place) {
+      made_elsewhere(made.get());
+    }
+    return made;
   }
 
   c10::DeleterFnPtr raw_deleter() const override { return &free_any; }

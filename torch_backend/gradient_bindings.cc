@@ -3,6 +3,7 @@
 #include <pybind11/stl.h>
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -59,8 +60,15 @@ void bind_gradients(py::module_& module) {
            }),
            py::arg("parameters"), py::arg("passes"), py::arg("lay_out"), py::arg("send"),
            py::arg("refuse"))
-      .def("set_buckets", &GradientHooks::set_buckets, py::arg("bucket_of"), py::arg("place_of"),
-           py::arg("buckets"))
+      .def(
+          "set_buckets",
+          [](GradientHooks& self, const std::vector<int>& bucket_of,
+             std::vector<std::optional<GradientHooks::Place>> place_of,
+             std::vector<GradientHooks::SharedBucket> buckets) {
+            translating_named(
+                [&] { self.set_buckets(bucket_of, std::move(place_of), std::move(buckets)); });
+          },
+          py::arg("bucket_of"), py::arg("place_of"), py::arg("buckets"))
       .def("begin_step", &GradientHooks::begin_step, NoGil())
       .def("not_sent", &GradientHooks::not_sent)
       .def(

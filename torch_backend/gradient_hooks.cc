@@ -15,6 +15,8 @@
 #include <utility>
 
 #include "core/error.h"
+#include "core/options.h"
+#include "gradient_places.h"
 
 namespace py = pybind11;
 
@@ -55,6 +57,22 @@ bool is_shared(const at::Tensor& gradient, const Variables& incoming) {
   }
   const auto& view = meta->has_bw_view() ? meta->get_backward_view() : meta->get_forward_view();
   return gradient.storage().use_count() > 3 || view.base_.use_count() > 1;
+}
+
+// How many owners of the gradient's memory there are in what came in, if nobody else has that; else
+// 0.
+std::size_t owners_among(const Variables& incoming, const at::Tensor& gradient) {
+  if (incoming.empty() || !incoming[0].defined() || !gradient.defined() ||
+      !gradient.has_storage() || !incoming[0].has_storage() ||
+      !gradient.storage().is_alias_of(incoming[0].storage())) {
+    return 0;
+  }
+  const auto* const meta = torch::autograd::impl::get_view_autograd_meta(incoming[0]);
+  if (meta == nullptr) {
+    return 1;
+  }
+  const auto& view = meta->has_bw_view() ? meta->get_backward_view() : meta->get_forward_view();
+  return view.base_.use_count() == 1 ? 2 : 0;
 }
 
 // The stream waits for everything that is queued on the other one.
@@ -102,8 +120,9 @@ class GradientStreams {
   std::vector<c10::Stream> streams_;
 };
 
-struct GradientHooks::State {
+struct GradientHooks::State final : GradientPlaces::Owner {
   Callbacks callbacks;
+  int passes = 1;
   std::vector<int> passes_left;                // by parameter
   std::vector<int> bucket_of;                  // by parameter, as soon as they are laid out
   std::vector<std::optional<Place>> place_of;  // by parameter
@@ -111,7 +130,8 @@ struct GradientHooks::State {
   std::vector<SharedBucket> buckets;           // by bucket; null if it goes from Python
   std::vector<int> n_ready;                    // by bucket
   std::vector<at::Tensor> parameters;
-  std::vector<GradientStreams> streams;  // by bucket
+  std::vector<GradientStreams> streams;    // by bucket
+  std::unique_ptr<GradientPlaces> places;  // null where none is lent
   bool has_gradients = false;
   GradientPacks packs;
   std::mutex beginning;  // gradients of a CPU and of a GPU come on two threads
@@ -119,16 +139,22 @@ struct GradientHooks::State {
   // Released last: gradients of a CPU and of a GPU come on two threads.
   std::atomic<bool> is_laid_out{false};
 
-  void begin_step() {
+  void begin_step() override {
     if (has_begun.load(std::memory_order_acquire)) {
       return;
     }
     const std::lock_guard lock(beginning);
     if (!has_begun.load(std::memory_order_relaxed)) {
       packs.set_aside_kept();
+      if (places) {
+        places->set_lending(true);
+      }
       has_begun.store(true, std::memory_order_release);
     }
   }
+
+  // Only the first one of a step: later, somebody may have it, or it is out.
+  bool may_lend(std::size_t parameter) const override { return passes_left[parameter] == passes; }
 
   void came(std::size_t parameter, const Variables& incoming) {
     begin_step();
@@ -146,7 +172,7 @@ struct GradientHooks::State {
       HORON_CHECK(is_laid_out.load(std::memory_order_acquire), "the gradients were not laid out");
     }
     if (const std::optional<Place>& place = place_of[parameter]) {
-      place->first->move_early(place->second);
+      place->first->came(place->second);
     } else if (at::Tensor& gradient = parameters[parameter].mutable_grad();
                gradient.defined() && is_shared(gradient, incoming)) {
       const at::NoGradGuard no_grad;
@@ -157,6 +183,10 @@ struct GradientHooks::State {
       streams[bucket].add(parameters[parameter].device());
     }
     if (++n_ready[bucket] == sizes[bucket]) {
+      if (const std::optional<Place>& place = place_of[parameter]) {
+        // The pack settles the others, whose memory nobody else has any more.
+        place->first->settle(place->second, owners_among(incoming, parameters[parameter].grad()));
+      }
       streams[bucket].before_send();
       if (!buckets[bucket] || !buckets[bucket]->try_send()) {
         call(callbacks.send, bucket_of[parameter]);
@@ -176,6 +206,7 @@ GradientHooks::GradientHooks(const std::vector<at::Tensor>& parameters, int pass
         }
       })) {
   state_->callbacks = std::move(callbacks);
+  state_->passes = passes;
   state_->passes_left.assign(parameters.size(), passes);
   state_->parameters = parameters;
   for (std::size_t i = 0; i < parameters.size(); ++i) {
@@ -227,10 +258,27 @@ void GradientHooks::set_buckets(const std::vector<int>& bucket_of,
   }
   state.packs.set(std::move(packs));
   state.place_of = std::move(place_of);
+  lend_places();
   state.n_ready.assign(sizes.size(), 0);
   state.streams.assign(sizes.size(), {});
   state.sizes = std::move(sizes);
   state.is_laid_out.store(true, std::memory_order_release);
+}
+
+void GradientHooks::lend_places() {
+  State& state = *state_;
+  const GradientsInPlace where = gradients_in_place_from_environment();
+  for (std::size_t i = 0; i < state.place_of.size(); ++i) {
+    const std::optional<Place>& place = state.place_of[i];
+    if (!place || !place->first->has_own_memory() || where == GradientsInPlace::kOff ||
+        (where == GradientsInPlace::kOnGpus && place->first->buffer().is_cpu())) {
+      continue;
+    }
+    if (!state.places) {
+      state.places = std::make_unique<GradientPlaces>(state_);
+    }
+    state.places->set(i, state.parameters[i], place->first, place->second);
+  }
 }
 
 void GradientHooks::begin_step() { state_->begin_step(); }
@@ -269,11 +317,15 @@ void GradientHooks::receive() {
 
 void GradientHooks::reset(int passes) {
   State& state = *state_;
+  state.passes = passes;
   state.passes_left.assign(state.passes_left.size(), passes);
   state.n_ready.assign(state.n_ready.size(), 0);
   state.streams.assign(state.streams.size(), {});
   state.has_gradients = false;
   state.has_begun.store(false, std::memory_order_relaxed);
+  if (state.places) {
+    state.places->set_lending(false);
+  }
   for (const SharedBucket& bucket : state.buckets) {
     if (bucket) {
       bucket->reset();

@@ -68,6 +68,9 @@ class GradientHooks {
     std::uintptr_t key;
   };
 
+  // See Note [Gradients in their places] in gradient_places.h.
+  void lend_places();
+
   const std::shared_ptr<State> state_;
   std::vector<Hook> hooks_;
 };

@@ -1,12 +1,17 @@
 #include "gradient_pack.h"
 
 #include <ATen/core/grad_mode.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Exception.h>
+#include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
+#include <cstddef>
 #include <cstring>
 #include <utility>
 
+#include "gradient_places.h"
+#include "process_arena.h"
 #ifdef HORON_CUDA
 #include "cuda/device_copies.h"
 #endif
@@ -89,6 +94,11 @@ at::Tensor GradientPack::view(const Place& place) const {
   return view;
 }
 
+void* GradientPack::address(std::size_t index) const {
+  const auto bytes = static_cast<std::size_t>(places_.at(index).offset) * buffer_.element_size();
+  return static_cast<std::byte*>(buffer_.storage().mutable_data()) + bytes;
+}
+
 bool GradientPack::is_in(const Place& place, const at::Tensor& gradient) const {
   return gradient.defined() && gradient.has_storage() &&
          gradient.storage().is_alias_of(buffer_.storage()) &&
@@ -105,11 +115,81 @@ void GradientPack::move_to(const c10::Storage& storage) {
   buffer_.unsafeGetTensorImpl()->set_storage_keep_dtype(storage);
 }
 
-void GradientPack::move_early(std::size_t index) {
+bool GradientPack::has_own_memory() const {
+  return buffer_.storage_offset() == 0 && buffer_.storage().nbytes() == buffer_.nbytes();
+}
+
+at::Tensor GradientPack::new_memory() const {
+  if (buffer_.is_cpu() && is_in_arena(buffer_)) {
+    try {
+      return empty_in_arena(buffer_.sizes(), buffer_.scalar_type()).zero_();
+    } catch (const c10::OutOfMemoryError&) {
+    }  // anywhere else, then
+  }
+  return at::zeros(buffer_.sizes(), buffer_.options());
+}
+
+void GradientPack::leave_memory() {
+  const at::NoGradGuard no_grad;
+  move_to(new_memory().storage());
+  stream_ = current_stream();
+}
+
+void GradientPack::avoid_others() {
+  if (has_own_memory() && forsake_if_lent(*this)) {
+    leave_memory();
+  }
+}
+
+bool GradientPack::has_kept_view() const {
+  const auto n_in_place = static_cast<std::size_t>(
+      std::count_if(places_.begin(), places_.end(),
+                    [this](const Place& place) { return is_in(place, place.parameter.grad()); }));
+  return n_in_place < places_.size() &&
+         buffer_.storage().use_count() > kOwnUses + n_in_place + (is_settling_ ? 1 : 0);
+}
+
+c10::Stream GradientPack::current_stream() const {
+  return c10::impl::VirtualGuardImpl(buffer_.device().type()).getStream(buffer_.device());
+}
+
+bool GradientPack::may_lend_on_current_stream() {
+  if (buffer_.is_cpu()) {
+    return true;
+  }
+  const c10::Stream now = current_stream();
+  if (!stream_) {
+    stream_ = now;
+  }
+  return *stream_ == now;
+}
+
+void GradientPack::settle(std::size_t index, std::size_t n_known) {
+  const Place& place = places_[index];
+  at::Tensor& gradient = place.parameter.mutable_grad();
+  if (is_in(place, gradient)) {
+    return;
+  }
+  if (gradient.defined() && gradient.layout() == c10::kStrided && gradient.has_storage() &&
+      gradient.const_data_ptr() == address(index) && gradient.device() == buffer_.device() &&
+      gradient.scalar_type() == buffer_.scalar_type() && gradient.sizes() == place.sizes &&
+      gradient.strides() == place.strides && !gradient.is_neg() && !gradient.is_conj() &&
+      !gradient.requires_grad() && torch::autograd::impl::is_tensor_stealable(gradient) &&
+      gradient.storage().use_count() == 1 + n_known) {
+    note_settled(address(index));
+    is_settling_ = n_known > 0;
+    gradient = view(place);
+  }
+}
+
+void GradientPack::came(std::size_t index) {
   const Place& place = places_.at(index);
   at::Tensor& gradient = place.parameter.mutable_grad();
-  if (!buffer_.is_cpu() || !gradient.defined() || is_in(place, gradient) ||
-      !needs_only_a_copy(gradient)) {
+  if (!gradient.defined() || is_in(place, gradient)) {
+    return;
+  }
+  note_stored(place.parameter);
+  if (!buffer_.is_cpu() || !needs_only_a_copy(gradient) || is_lent(address(index))) {
     return;
   }
   at::Tensor view = this->view(place);
@@ -121,6 +201,14 @@ void GradientPack::move_early(std::size_t index) {
 
 std::vector<std::int64_t> GradientPack::pack() {
   const at::NoGradGuard no_grad;
+  for (std::size_t i = 0; i < places_.size(); ++i) {
+    settle(i);
+  }
+  avoid_others();
+  if (has_own_memory() && has_kept_view()) {
+    leave_memory();
+  }
+  is_settling_ = false;
   std::vector<std::int64_t> others;
   DeviceCopies on_device;
   for (std::size_t i = 0; i < places_.size(); ++i) {
@@ -181,10 +269,26 @@ void GradientPacks::set(std::vector<std::shared_ptr<GradientPack>> packs) {
 
 void GradientPacks::set_aside_kept() {
   for (Memory& memory : memories_) {
+    for (const std::shared_ptr<GradientPack>& pack : memory.packs) {
+      pack->begin_step();
+    }
+    memory.follow();
     if (memory.is_kept()) {
       memory.set_aside();
       ++n_set_aside_;
     }
+  }
+}
+
+// Its pack, if it has the memory for itself, may have left it.
+void GradientPacks::Memory::follow() {
+  if (packs.size() != 1) {
+    return;
+  }
+  packs.front()->avoid_others();
+  if (const c10::Storage& now = packs.front()->buffer().storage(); !now.is_alias_of(storage)) {
+    storage = now;
+    own_uses = GradientPack::kOwnUses;
   }
 }
 
@@ -212,6 +316,7 @@ void GradientPacks::Memory::set_aside() {
       old->allocator(), old->resizable()));
   for (const std::shared_ptr<GradientPack>& pack : packs) {
     pack->move_to(storage);
+    pack->may_lend_on_current_stream();  // that of the copy
   }
   own_uses = storage.use_count();
 }

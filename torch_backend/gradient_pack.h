@@ -16,9 +16,12 @@
 #pragma once
 
 #include <ATen/ATen.h>
+#include <c10/core/Stream.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
 namespace horon::torch_backend {
@@ -39,15 +42,42 @@ class GradientPack {
   // python/horon/torch/_gradient_parts.py.
   at::Tensor view(std::size_t index) const { return view(places_.at(index)); }
 
+  // Where a parameter's gradient lies now.
+  void* address(std::size_t index) const;
+
   // Whether some parameter's gradient lies in its place.
   bool has_gradients() const;
 
   // From now on the buffer has this memory.
   void move_to(const c10::Storage& storage);
 
-  // Moves a gradient that autograd has just made, if it is on the CPU and a copy is all it needs;
-  // pack() comes by others. See Note [Packed while they are warm].
-  void move_early(std::size_t index);
+  // Whether nothing but the buffer is in its memory.
+  bool has_own_memory() const;
+
+  // The buffer gets other memory, and nothing of what it held: what lies in its present memory
+  // stays there. Requires has_own_memory().
+  void leave_memory();
+
+  // How often its storage is used where it has its memory for itself and no gradient is in it: by
+  // the buffer, and by GradientPacks.
+  static constexpr std::size_t kOwnUses = 2;
+
+  // Leaves its memory if something lies there that is no view of it; before it is written. See Note
+  // [Gradients in their places] in gradient_places.h.
+  void avoid_others();
+
+  // Whether a place may be lent to what runs on the current stream: in each step one stream has
+  // all that are lent, since places are not ordered between streams.
+  bool may_lend_on_current_stream();
+  void begin_step() { stream_.reset(); }
+
+  // Makes a gradient a view if it was made in its place and has no other owners but `n_known` ones
+  // of its memory.
+  void settle(std::size_t index, std::size_t n_known = 0);
+
+  // Autograd has just made a gradient: moves it, if it is on the CPU, not there already, and a copy
+  // is all it needs; pack() comes by others. See Note [Packed while they are warm].
+  void came(std::size_t index);
 
   // Copies each parameter's gradient into its view and makes the view the gradient; a missing one
   // becomes zeros. Leaves those that are their views already. Returns the indices of gradients that
@@ -67,11 +97,19 @@ class GradientPack {
   };
 
   at::Tensor view(const Place& place) const;
+  at::Tensor new_memory() const;
   // Whether a gradient lies in its place.
   bool is_in(const Place& place, const at::Tensor& gradient) const;
 
+  c10::Stream current_stream() const;
+  // Whether something is to be written, and somebody has a view that is no parameter's gradient any
+  // more.
+  bool has_kept_view() const;
+
   const at::Tensor buffer_;
   std::vector<Place> places_;
+  std::optional<c10::Stream> stream_;  // that has what is lent in this step
+  bool is_settling_ = false;           // what a view was made of is still there
 };
 
 // The packs of one model, which may share memory. Thread safety: one thread at a time.
@@ -91,6 +129,7 @@ class GradientPacks {
     std::vector<std::shared_ptr<GradientPack>> packs;
     std::size_t own_uses = 0;  // of the storage, while no gradient is in it
 
+    void follow();
     bool is_kept() const;
     void set_aside();
   };

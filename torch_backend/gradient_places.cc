@@ -1,7 +1,7 @@
 #include "gradient_places.h"
 
-#include <c10/core/CPUAllocator.h>
 #include <c10/core/GradMode.h>
+#include <c10/util/Type.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
@@ -10,20 +10,22 @@
 
 #include <algorithm>
 #include <array>
-#include <atomic>
-#include <cstring>
 #include <limits>
-#include <map>
 #include <memory>
-#include <mutex>
-#include <set>
+#include <span>
 #include <string>
 #include <string_view>
+#include <typeindex>
 #include <unordered_map>
 #include <utility>
+#include <vector>
 
+#include "core/allocation_habit.h"
 #include "gradient_allocator.h"
-#include "process_arena.h"
+#include "gradient_place_table.h"
+#ifdef HORON_CUDA
+#include "cuda/gradient_cuda_allocator.h"
+#endif
 
 namespace horon::torch_backend {
 namespace {
@@ -32,190 +34,20 @@ using torch::autograd::AccumulateGrad;
 using torch::autograd::Node;
 using torch::autograd::variable_list;
 
-// Less is copied in no time.
+// Less is copied in no time, on a CPU.
 constexpr std::size_t kLeastBytes = 16 << 10;
-constexpr std::size_t kNever = std::numeric_limits<std::size_t>::max();
 
-using Parameter = const c10::TensorImpl*;
-using Memory = std::shared_ptr<void>;
-
+using Parameter = GradientPlaceTable::Parameter;
 using Accumulator = decltype(torch::autograd::impl::grad_accumulator(at::Tensor()));
 
-struct Place {
-  const GradientPlaces* model = nullptr;
-  Accumulator accumulator;  // has the hook
-  at::Tensor part;          // of the bucket
-  void* address = nullptr;
-  std::size_t bytes = 0;
-};
-
-// Whether nobody else holds its memory. A view holds the tensor that it was made of.
-bool is_only_owner(const at::Tensor& gradient) {
-  if (gradient.use_count() != 1) {
-    return false;
-  }
-  const auto* const meta = torch::autograd::impl::get_view_autograd_meta(gradient);
-  if (meta == nullptr) {
-    return gradient.storage().use_count() == 1;
-  }
-  const bool has_one_base = meta->shared_view_info() || meta->has_bw_view() != meta->has_fw_view();
-  if (!has_one_base) {
-    return false;
-  }
-  const auto& view = meta->has_bw_view() ? meta->get_backward_view() : meta->get_forward_view();
-  return view.base_.use_count() == 1 && gradient.storage().use_count() == 2;
-}
-
-// Whether the gradient is the only thing at the place and may become a view of it.
-bool is_alone_in(const Place& place, const at::Tensor& gradient) {
-  return gradient.defined() && gradient.is_cpu() && gradient.layout() == c10::kStrided &&
-         gradient.has_storage() && gradient.const_data_ptr() == place.address &&
-         is_only_owner(gradient) && gradient.scalar_type() == place.part.scalar_type() &&
-         gradient.sizes() == place.part.sizes() && gradient.strides() == place.part.strides() &&
-         !gradient.is_conj() && !gradient.is_neg() && !gradient.requires_grad();
-}
-
-// All places of this process. Thread safety: all methods.
-class Table {
- public:
-  void set(const GradientPlaces* model, Parameter parameter, Accumulator accumulator,
-           const at::Tensor& part) {
-    Place place{model, std::move(accumulator), part, part.data_ptr(), part.nbytes()};
-    const std::lock_guard lock(mutex_);
-    std::swap(places_[parameter], place);  // the old one dies after the lock
-    count();
-  }
-
-  void forget(const GradientPlaces* model) {
-    std::vector<Place> dying;
-    std::vector<Memory> memory;
-    const std::lock_guard lock(mutex_);
-    for (auto it = places_.begin(); it != places_.end();) {
-      if (it->second.model == model) {
-        dying.push_back(std::move(it->second));
-        it = places_.erase(it);
-      } else {
-        ++it;
-      }
-    }
-    std::erase_if(misfits_, [model](const auto& misfit) { return misfit.first == model; });
-    if (const auto found = left_behind_.find(model); found != left_behind_.end()) {
-      memory = std::move(found->second);
-      left_behind_.erase(found);
-    }
-    count();
-  }
-
-  std::size_t least_bytes() const { return least_.load(std::memory_order_relaxed); }
-
-  bool has_size(std::size_t bytes) {
-    const std::lock_guard lock(mutex_);
-    return sizes_.contains(bytes);
-  }
-
-  void* lend(const AccumulateGrad* accumulator, std::size_t bytes) {
-    const at::Tensor& parameter = accumulator->variable;
-    const std::lock_guard lock(mutex_);
-    const auto found = places_.find(parameter.unsafeGetTensorImpl());
-    if (found == places_.end()) {
-      return nullptr;
-    }
-    const Place& place = found->second;
-    if (!place.model->is_lending() || place.bytes != bytes ||
-        place.accumulator.get() != accumulator || parameter.grad().defined() ||
-        lent_.contains(place.address) || misfits_.contains({place.model, bytes}) ||
-        !is_in_arena(place.address)) {
-      return nullptr;
-    }
-    lent_[place.address] = std::make_shared<c10::Storage>(place.part.storage());
-    return place.address;
-  }
-
-  bool give_back(void* address) {
-    Memory dying;  // after the lock
-    const std::lock_guard lock(mutex_);
-    const auto found = lent_.find(address);
-    if (found == lent_.end()) {
-      return false;
-    }
-    dying = std::move(found->second);
-    lent_.erase(found);
-    return true;
-  }
-
-  at::Tensor settle(Parameter parameter, const at::Tensor& gradient) {
-    const std::lock_guard lock(mutex_);
-    const auto found = places_.find(parameter);
-    if (found == places_.end() || !lent_.contains(found->second.address)) {
-      return gradient;
-    }
-    if (is_alone_in(found->second, gradient)) {
-      return found->second.part.detach();
-    }
-    move_away(found->second);
-    return gradient;
-  }
-
- private:
-  // Requires the lock, as everything below. The places stay known: others of them may be lent now,
-  // and what lies there has to be found before DDP writes.
-  void move_away(const Place& place) {
-    c10::StorageImpl* const storage = place.part.storage().unsafeGetStorageImpl();
-    const auto* const begin = static_cast<const std::byte*>(storage->data());
-    const auto* const end = begin + storage->nbytes();
-    Memory old = std::make_shared<c10::DataPtr>(move_storage(storage));
-    for (auto& [address, memory] : lent_) {
-      const auto* const lies_at = static_cast<const std::byte*>(address);
-      if (lies_at >= begin && lies_at < end) {
-        memory = old;
-      }
-    }
-    // NumPy arrays of gradients, which know nothing but the address, stay readable.
-    left_behind_[place.model].push_back(std::move(old));
-    misfits_.emplace(place.model, place.bytes);
-    for (auto& [parameter, other] : places_) {
-      if (other.part.storage().unsafeGetStorageImpl() == storage) {
-        other.address = other.part.data_ptr();
-      }
-    }
-  }
-
-  // Into the arena, or anywhere else. Returns what held its memory.
-  static c10::DataPtr move_storage(c10::StorageImpl* storage) {
-    c10::DataPtr moved;
-    try {
-      moved = arena_allocator()->allocate(storage->nbytes());
-    } catch (const c10::OutOfMemoryError&) {
-      moved = c10::GetDefaultCPUAllocator()->allocate(storage->nbytes());
-    }
-    std::memcpy(moved.mutable_get(), storage->data(), storage->nbytes());
-    return storage->set_data_ptr(std::move(moved));
-  }
-
-  void count() {
-    sizes_.clear();
-    for (const auto& [parameter, place] : places_) {
-      sizes_.insert(place.bytes);
-    }
-    least_.store(sizes_.empty() ? kNever : *sizes_.begin(), std::memory_order_relaxed);
-  }
-
-  std::atomic<std::size_t> least_{kNever};
-  std::mutex mutex_;
-  // All of these guarded by mutex_.
-  std::unordered_map<Parameter, Place> places_;
-  std::unordered_map<void*, Memory> lent_;  // what keeps the memory, by address
-  std::set<std::size_t> sizes_;             // of the places
-  std::set<std::pair<const GradientPlaces*, std::size_t>> misfits_;
-  std::map<const GradientPlaces*, std::vector<Memory>> left_behind_;
-};
-
-Table& table() {
-  static auto* const table = new Table();  // tensors may be freed at any time: never destroyed
+GradientPlaceTable& table() {
+  // Tensors may be freed at any time: never destroyed.
+  static auto* const table = new GradientPlaceTable();
   return *table;
 }
 
-// Of the node that stores a parameter's gradient: runs after all hooks of the parameter.
+// Of the node that stores a parameter's gradient in DDP's bucket: runs after all hooks of the
+// parameter.
 class PlaceHook final : public torch::autograd::FunctionPreHook {
  public:
   explicit PlaceHook(Parameter parameter) : parameter_(parameter) {}
@@ -251,9 +83,15 @@ bool is_view(const Node& node) {
   static constexpr std::array<std::string_view, 6> kViews{
       "TBackward0",    "TransposeBackward0",  "PermuteBackward0",
       "ViewBackward0", "UnsafeViewBackward0", "ReshapeAliasBackward0"};
-  const std::string name = node.name();  // with or without namespaces, by version
-  return std::any_of(kViews.begin(), kViews.end(),
-                     [&](std::string_view view) { return name.ends_with(view); });
+  // By type, since the name takes longer than an allocation.
+  thread_local std::unordered_map<std::type_index, bool> known;
+  const auto [found, is_new] = known.try_emplace(typeid(node), false);
+  if (is_new) {
+    const std::string name = c10::demangle(typeid(node).name());
+    found->second = std::any_of(kViews.begin(), kViews.end(),
+                                [&](std::string_view view) { return name.ends_with(view); });
+  }
+  return found->second;
 }
 
 // What stores the result of a node for a parameter; null: something else happens to it.
@@ -280,37 +118,166 @@ bool will_run(AccumulateGrad* accumulator) {
   return found != nodes->end() && found->second.needed_;
 }
 
+// The node that runs now: whose gradients it makes, and what it has allocated so far.
+class RunningNode {
+ public:
+  struct Made {
+    std::size_t bytes;
+    int ordinal;  // kLearning: any
+    AccumulateGrad* accumulator;
+  };
+  static constexpr int kLearning = std::numeric_limits<int>::min();
+
+  void come_to(int graph_task, Node* node) {
+    if (graph_task == graph_task_ && node == node_) {
+      return;
+    }
+    graph_task_ = graph_task;
+    node_ = node;
+    made_.clear();
+    stores_ = dynamic_cast<AccumulateGrad*>(node);
+    add(stores_);
+    for (const torch::autograd::Edge& edge : node->next_edges()) {
+      add(accumulator_behind(edge.function.get()));
+    }
+    // The backward pass of a compiled model is one node, which makes all gradients.
+    std::sort(made_.begin(), made_.end(), comes_before);
+  }
+
+  // The number of an allocation, as a request has it.
+  int next(std::size_t bytes) {
+    const int number = allocations_.next(graph_task_, node_, bytes);
+    return stores_ != nullptr ? -1 - number : number;
+  }
+
+  auto made_by(std::size_t bytes, int ordinal) const {
+    const auto [first, last] =
+        std::equal_range(made_.begin(), made_.end(), Made{bytes, ordinal, nullptr}, comes_before);
+    return std::span<const Made>(first, last);
+  }
+
+ private:
+  static bool comes_before(const Made& a, const Made& b) {
+    return std::pair(a.bytes, a.ordinal) < std::pair(b.bytes, b.ordinal);
+  }
+
+  void add(AccumulateGrad* accumulator) {
+    if (accumulator != nullptr && accumulator->variable.defined() && will_run(accumulator)) {
+      if (const auto expected = table().expected(*accumulator)) {
+        made_.push_back({expected->bytes, expected->ordinal.value_or(kLearning), accumulator});
+      }
+    }
+  }
+
+  int graph_task_ = -1;
+  Node* node_ = nullptr;
+  AccumulateGrad* stores_ = nullptr;  // the node, if it stores a gradient
+  std::vector<Made> made_;            // sorted
+  AllocationCounter allocations_;
+};
+
+struct Onlooker {
+  Parameter parameter;
+  GradientRequest request;
+};
+
+thread_local std::vector<Onlooker> onlookers;  // of what is about to be made elsewhere
+thread_local bool is_asking = false;           // what is allocated meanwhile is ours
+
+void begin_step_of(GradientPlaces::Owner& owner) {
+  struct Asking {
+    Asking() { is_asking = true; }
+    ~Asking() { is_asking = false; }
+  };
+  const Asking asking;
+  owner.begin_step();
+}
+
+// The parameter's place, if the request is for its gradient.
+void* lend_for(const AccumulateGrad& accumulator, const GradientRequest& request) {
+  GradientPlaceTable::Answer answer = table().lend(accumulator, request);
+  if (answer.ask) {
+    begin_step_of(*answer.ask);
+    answer = table().lend(accumulator, request);
+  }
+  if (answer.place == nullptr && answer.is_onlooker) {
+    onlookers.push_back({accumulator.variable.unsafeGetTensorImpl(), request});
+  }
+  return answer.place;
+}
+
+void wrap_allocator(c10::Device device) {
+  if (device.is_cpu()) {
+    wrap_cpu_allocator();
+    return;
+  }
+#ifdef HORON_CUDA
+  wrap_cuda_allocator();
+#endif
+}
+
 }  // namespace
 
-GradientPlaces::GradientPlaces() { wrap_cpu_allocator(); }
+GradientPlaces::GradientPlaces(std::weak_ptr<Owner> owner) : owner_(std::move(owner)) {}
 
 GradientPlaces::~GradientPlaces() { table().forget(this); }
 
 void GradientPlaces::set(const std::vector<at::Tensor>& parameters,
                          const std::vector<at::Tensor>& parts) {
+  wrap_allocator(c10::kCPU);
   for (std::size_t i = 0; i < parameters.size(); ++i) {
-    if (parts[i].nbytes() >= kLeastBytes && parameters[i].is_contiguous() &&
-        parameters[i].is_leaf()) {
-      table().set(this, parameters[i].unsafeGetTensorImpl(), accumulator_with_hook(parameters[i]),
-                  parts[i]);
+    const at::Tensor& parameter = parameters[i];
+    if (parts[i].nbytes() >= kLeastBytes && parameter.is_contiguous() && parameter.is_leaf()) {
+      table().set(parameter.unsafeGetTensorImpl(), {.model = this,
+                                                    .index = i,
+                                                    .accumulator = accumulator_with_hook(parameter),
+                                                    .part = parts[i],
+                                                    .bytes = parts[i].nbytes()});
     }
   }
 }
 
-std::size_t least_place_bytes() { return table().least_bytes(); }
+void GradientPlaces::set(std::size_t index, const at::Tensor& parameter,
+                         std::shared_ptr<GradientPack> pack, std::size_t index_in_pack) {
+  const at::Tensor part = pack->view(index_in_pack);
+  if (part.nbytes() == 0 || !parameter.is_leaf() || parameter.device() != part.device()) {
+    return;
+  }
+  wrap_allocator(part.device());
+  table().set(parameter.unsafeGetTensorImpl(),
+              {.model = this,
+               .index = index,
+               .accumulator = torch::autograd::impl::grad_accumulator(parameter),
+               .pack = std::move(pack),
+               .index_in_pack = index_in_pack,
+               .bytes = part.nbytes(),
+               .device = part.device()});
+}
 
-void* lend_place(std::size_t bytes) {
-  if (!table().has_size(bytes) || c10::GradMode::is_enabled()) {
+bool may_have_place(std::size_t bytes, c10::DeviceType type) {
+  return table().may_have_size(bytes, type);
+}
+
+void* lend_place(std::size_t bytes, c10::Device device) {
+  if (is_asking) {
+    return nullptr;
+  }
+  onlookers.clear();
+  if (c10::GradMode::is_enabled()) {
     return nullptr;
   }
   const auto node = torch::autograd::get_current_node();
   if (!node) {
     return nullptr;
   }
-  for (const torch::autograd::Edge& edge : node->next_edges()) {
-    AccumulateGrad* const accumulator = accumulator_behind(edge.function.get());
-    if (accumulator != nullptr && accumulator->variable.defined() && will_run(accumulator)) {
-      if (void* const place = table().lend(accumulator, bytes)) {
+  static thread_local RunningNode running;
+  const int graph_task = torch::autograd::get_current_graph_task_id();
+  running.come_to(graph_task, node.get());
+  const GradientRequest request{bytes, device, graph_task, running.next(bytes)};
+  for (const int ordinal : {request.ordinal, RunningNode::kLearning}) {
+    for (const RunningNode::Made& made : running.made_by(bytes, ordinal)) {
+      if (void* const place = lend_for(*made.accumulator, request)) {
+        onlookers.clear();
         return place;
       }
     }
@@ -318,6 +285,28 @@ void* lend_place(std::size_t bytes) {
   return nullptr;
 }
 
+void made_elsewhere(const void* address) {
+  if (is_asking) {
+    return;
+  }
+  for (const Onlooker& onlooker : onlookers) {
+    table().see(onlooker.parameter, onlooker.request, address);
+  }
+  onlookers.clear();
+}
+
 bool give_place_back(void* address) { return table().give_back(address); }
+
+bool is_lent(const void* address) { return table().is_lent(address); }
+
+void note_stored(const at::Tensor& parameter) {
+  table().learn(parameter.unsafeGetTensorImpl(), parameter.grad());
+}
+
+void note_settled(const void* address) { table().note_settled(address); }
+
+c10::Storage leave_place(const void* address) { return table().leave(address); }
+
+bool forsake_if_lent(const GradientPack& pack) { return table().forsake_if_lent(pack); }
 
 }  // namespace horon::torch_backend

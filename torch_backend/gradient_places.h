@@ -1,37 +1,59 @@
-// Gradients that autograd makes right in the buckets of DistributedDataParallel.
+// Gradients that autograd makes right in the buckets that they are reduced in: those of
+// DistributedDataParallel, and those of DistributedOptimizer.
 //
 // Note [Gradients in their places]
 // With gradient_as_bucket_view=True a parameter's .grad is a part of a bucket, into which DDP
-// copies what the backward pass has made elsewhere. The copy is saved by making the gradient in its
-// place to begin with:
-// 1. The wrapped CPU allocator (Note [Gradients in the arena]), asked for memory of a gradient's
-//    size in a backward pass, looks for which parameters the node that runs makes gradients, and
-//    lends the place of one that has none yet.
-// 2. A hook sees the gradient before autograd stores it. If it lies in its place and is nobody
-//    else's, the hook makes it a view of the bucket, and DDP finds nothing to copy.
-// 3. The memory may have been asked for by something else of that size, an intermediate result,
-//    which may live on. Then the hook moves the bucket to other memory, before DDP writes into the
-//    place, and what lies there stays as it is. No gradient of that size of that model is made in
-//    its place from then on.
-// DDP writes into a place, or reduces it, only after that hook.
-// 4. Gradients that the caller still holds from the last step lie in the places too, and stay as
-//    they are through a backward pass that DDP does not take part in, as in no_sync(). So places
-//    are lent only between a forward pass after which DDP will write there and the end of its
-//    backward pass.
+// copies what the backward pass has made elsewhere. DistributedOptimizer's packs do the same
+// (decision 0027 says where). The copy is saved by making the gradient in its place to begin with:
+// 1. The wrapped allocator (Note [Gradients in the arena]; on GPUs, Note [Gradients on GPUs] in
+//    cuda/gradient_cuda_allocator.h), asked for memory of a gradient's size in a backward pass,
+//    looks for which parameters the node that runs makes gradients. It learns which of the node's
+//    allocations of that size becomes the gradient, and from the next pass on lends the place of a
+//    parameter that has none yet to just that one.
+// 2. With DDP, a hook sees the gradient before autograd stores it. If it lies in its place and is
+//    nobody else's, the hook makes it a view of the bucket, and nothing is left to copy. In a pack
+//    it stays an ordinary tensor until the pack comes to write (GradientPack::settle): a hook of
+//    the user's may keep it, and a gradient that others have, too, is copied when it is stored,
+//    which copy is then made in the place.
+// 3. A node may behave differently the next time, so that something else lies in the place, an
+//    intermediate result, which may live on; or the gradient may be kept by somebody. Then the
+//    bucket gets other memory, before anything is written into the place, and what lies there stays
+//    as it is. No gradient of that size of that model is made in its place from then on.
+// 4. Gradients that the caller still holds from the last step lie in the places too. With DDP they
+//    stay as they are through a backward pass that it does not take part in, as in no_sync():
+//    places are lent only between a forward pass after which DDP will write there and the end of
+//    its backward pass. A pack's are set aside before the first place of a step is lent, and only
+//    the first gradient of a parameter in a step is made there (Note [Gradients that somebody
+//    keeps]).
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
 
 #include <atomic>
 #include <cstddef>
+#include <memory>
 #include <vector>
+
+#include "gradient_pack.h"
 
 namespace horon::torch_backend {
 
 // The places of one model. Thread safety: one thread at a time, for one object.
 class GradientPlaces {
  public:
-  GradientPlaces();
+  // Whose gradients they are; for packs.
+  class Owner {
+   public:
+    virtual ~Owner() = default;
+    // Called in a backward pass that would make a gradient in its place while places are not lent;
+    // may change memory, and set_lending().
+    virtual void begin_step() = 0;
+    // Whether the gradient of a parameter, by the index given to set(), may be made there now.
+    virtual bool may_lend(std::size_t index) const = 0;
+  };
+
+  explicit GradientPlaces(std::weak_ptr<Owner> owner = {});
   ~GradientPlaces();
   GradientPlaces(const GradientPlaces&) = delete;
   GradientPlaces& operator=(const GradientPlaces&) = delete;
@@ -40,23 +62,48 @@ class GradientPlaces {
   // by index. Small ones, and those of parameters that are not contiguous, are made elsewhere.
   void set(const std::vector<at::Tensor>& parameters, const std::vector<at::Tensor>& parts);
 
+  // The same for one parameter, and its place in a pack that has its memory for itself; of any
+  // size.
+  void set(std::size_t index, const at::Tensor& parameter, std::shared_ptr<GradientPack> pack,
+           std::size_t index_in_pack);
+
   // Whether places are lent; not at first. Thread safety: any thread.
   void set_lending(bool is_lending) { is_lending_.store(is_lending, std::memory_order_relaxed); }
   bool is_lending() const { return is_lending_.load(std::memory_order_relaxed); }
 
+  std::shared_ptr<Owner> owner() const { return owner_.lock(); }
+
  private:
   std::atomic<bool> is_lending_{false};
+  const std::weak_ptr<Owner> owner_;
 };
 
-// For the allocator; thread safety: all.
+// For the allocators; thread safety: all.
 
-// No place is smaller.
-std::size_t least_place_bytes();
+// False: there is no place of that size. True: there may be one.
+bool may_have_place(std::size_t bytes, c10::DeviceType type);
 
-// The place for what the backward pass allocates right now; null: anywhere.
-void* lend_place(std::size_t bytes);
+// The place for what the backward pass allocates right now; null: anywhere, and then
+// made_elsewhere() has to be told where, before this thread allocates again.
+void* lend_place(std::size_t bytes, c10::Device device);
+void made_elsewhere(const void* address);
 
 // What lies there is freed. False: it is no place.
 bool give_place_back(void* address);
+bool is_lent(const void* address);
+
+// What was lent there is ordinary memory from now on: the pack gets other memory. Returns what
+// holds it.
+c10::Storage leave_place(const void* address);
+
+// For packs: what the parameter's gradient has become in this step.
+void note_stored(const at::Tensor& parameter);
+
+// For packs: what was lent there has become a view, and what is left of it will not be read.
+void note_settled(const void* address);
+
+// For packs: whether anything lies in its memory that is not a view of it. No gradient of that size
+// is made in its place from now on.
+bool forsake_if_lent(const GradientPack& pack);
 
 }  // namespace horon::torch_backend

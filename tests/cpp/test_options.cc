@@ -17,7 +17,8 @@ class Environment {
   explicit Environment(const std::map<std::string, std::string>& values) {
     for (const char* variable :
          {"HORON_INLINE_BYTES", "HORON_BUFFER_BYTES", "HORON_RING_BYTES", "HORON_EAGER_BYTES",
-          "HORON_HOST_ID", "HORON_ARENA_BYTES", "HORON_MOVE_THREADS", "HORON_SPARSE"}) {
+          "HORON_HOST_ID", "HORON_ARENA_BYTES", "HORON_MOVE_THREADS", "HORON_SPARSE",
+          "HORON_GRADIENTS_IN_PLACE"}) {
       if (const char* value = std::getenv(variable)) {
         before_[variable] = value;
       }
@@ -123,6 +124,23 @@ TEST_CASE("whether threads may be moved comes from the environment") {
   const std::exception_ptr error = error_of([] { may_move_threads_from_environment(); });
   REQUIRE(threw<UsageError>(error));
   REQUIRE(contains(text_of(error), "HORON_MOVE_THREADS: expected on or off, got 'no'"));
+}
+
+TEST_CASE("where gradients are made in their places comes from the environment") {
+  for (const auto& [value, expected] :
+       std::map<std::string, GradientsInPlace>{{"", GradientsInPlace::kOnGpus},
+                                               {"auto", GradientsInPlace::kOnGpus},
+                                               {"on", GradientsInPlace::kOn},
+                                               {"off", GradientsInPlace::kOff}}) {
+    const Environment environment(
+        std::map<std::string, std::string>{{"HORON_GRADIENTS_IN_PLACE", value}});
+    REQUIRE(gradients_in_place_from_environment() == expected);
+  }
+  const Environment environment(
+      std::map<std::string, std::string>{{"HORON_GRADIENTS_IN_PLACE", "1"}});
+  const std::exception_ptr error = error_of([] { gradients_in_place_from_environment(); });
+  REQUIRE(threw<UsageError>(error));
+  REQUIRE(contains(text_of(error), "HORON_GRADIENTS_IN_PLACE: expected auto, on or off, got '1'"));
 }
 
 TEST_CASE("rings of a group get less the more ranks there are") {

@@ -183,45 +183,46 @@ def _something_else_lies_there(rank: int, world_size: int, from_step: int) -> No
         assert all(torch.equal(kept[1][i], before[i]) for i in before)
 
 
-class _TwoAtOnce(torch.autograd.Function):
-    """Makes the gradients of two parameters in one node, after two other tensors of their size that it keeps."""
+class _AfterAnother(torch.autograd.Function):
+    """Makes the gradient of a parameter after another tensor of its size, which it keeps."""
 
     kept: ClassVar[list[torch.Tensor]] = []
 
     @staticmethod
-    def forward(ctx: Any, a: torch.Tensor, b: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: Any, x: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
         ctx.save_for_backward(x)
-        return x @ a + 2 * (x @ b)
+        return x @ parameter
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
         (x,) = ctx.saved_tensors
-        _TwoAtOnce.kept = [torch.full((WIDE, WIDE), 7.0), torch.full((WIDE, WIDE), 8.0)]
-        return x.t() @ gradients[0], x.t() @ gradients[0] * 2, None
+        _AfterAnother.kept.append(torch.full((WIDE, WIDE), 7.0))
+        return None, x.t() @ gradients[0]
 
 
-class _TwoAtOnceModel(nn.Module):
+class _TwoProducts(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.at_once = False
+        self.after_another = False
         self.a = nn.Parameter(torch.randn(WIDE, WIDE))
         self.b = nn.Parameter(torch.randn(WIDE, WIDE))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = x.repeat(1, WIDE // WIDTH)
-        if not self.at_once:
-            return x @ self.a + 2 * (x @ self.b)
-        result: torch.Tensor = _TwoAtOnce.apply(self.a, self.b, x)
+        product: Any = _AfterAnother.apply if self.after_another else torch.matmul
+        result: torch.Tensor = product(x, self.a) + 2 * product(x, self.b)
         return result
 
 
 def _something_else_in_two_buckets(rank: int, world_size: int) -> None:
-    models = _models(_TwoAtOnceModel())
+    models = _models(_TwoProducts())
     for step in range(STEPS):
+        _AfterAnother.kept.clear()
         for model in models:
-            model.module.at_once = step == 3  # when gradients are made in both places
+            model.module.after_another = step == 3  # when gradients are made in both places
         _train(rank, models, step)
-        assert all((_TwoAtOnce.kept[i] == 7 + i).all() for i in range(len(_TwoAtOnce.kept))), f"step {step}"
+        assert len(_AfterAnother.kept) == (4 if step == 3 else 0)
+        assert all((kept == 7).all() for kept in _AfterAnother.kept), f"step {step}"
 
 
 def _shared_and_turned(rank: int, world_size: int, batch: int) -> None:

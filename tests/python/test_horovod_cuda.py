@@ -479,7 +479,7 @@ def _lies_side_by_side(parameters: list[torch.Tensor], arguments: dict[str, Any]
     assert len(gradients) == len(parameters) - 1
     storages = {gradient.untyped_storage().data_ptr() for gradient in gradients}
     assert len(storages) == 1, "small gradients are not in one piece of memory"
-    assert sum(-(-gradient.nbytes // 64) * 64 for gradient in gradients) == gradients[0].untyped_storage().nbytes()
+    assert sum(-(-gradient.nbytes // 512) * 512 for gradient in gradients) == gradients[0].untyped_storage().nbytes()
     assert isinstance(gradients[0], torch.Tensor)
 
 

@@ -14,8 +14,9 @@ from horon.torch.compression import Compressor, NoneCompressor, dtype_sent_by
 
 _NO_GRAPH = "horon: gradients that have gradients themselves (create_graph=True) can not be reduced"
 
-# Views start on cache lines.
+# Views start on cache lines; on GPUs as what torch's allocator hands out, since kernels that rely on it write there.
 _ALIGNMENT_BYTES = 64
+_ALIGNMENT_BYTES_ON_GPU = 512
 
 
 @dataclass(eq=False)
@@ -143,7 +144,9 @@ class Packed:
     @staticmethod
     def _starts(slots: Sequence[Slot]) -> list[int]:
         """Where each gradient begins, and where the last one ends, in elements."""
-        unit = max(_ALIGNMENT_BYTES // slots[0].parameter.dtype.itemsize, 1)
+        first = slots[0].parameter
+        alignment = _ALIGNMENT_BYTES if first.is_cpu else _ALIGNMENT_BYTES_ON_GPU
+        unit = max(alignment // first.dtype.itemsize, 1)
         starts = [0]
         for slot in slots:
             starts.append(starts[-1] + -(-slot.parameter.numel() // unit) * unit)

@@ -346,7 +346,10 @@ class GradientReducer:
         return n_bytes >= limit or not works_by_element(self._options.compression)
 
     def _memory_for(self, buckets: list[list[Slot]]) -> BufferMaker:
-        """On GPUs the buckets' memory lies side by side."""
+        """On GPUs the memory of the user's groups lies side by side. Other buckets are large, and each one's memory is
+        its own, so that gradients can be made in it (Note [Gradients in their places] in C++)."""
+        if self._options.groups is None:
+            return new_buffer
         needed: Counter[tuple[torch.dtype, torch.device]] = Counter()
         for slots in buckets:
             for together in self._packed_in(slots):

@@ -1,0 +1,152 @@
+// Which parameters' gradients belong where, and what has been lent; see Note [Gradients in their
+// places] in gradient_places.h.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
+#include <torch/csrc/autograd/functions/accumulate_grad.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "core/allocation_habit.h"
+#include "gradient_pack.h"
+#include "gradient_places.h"
+
+namespace horon::torch_backend {
+
+// Something that a node of a backward pass allocates, of the size of gradients that it makes.
+struct GradientRequest {
+  std::size_t bytes;
+  c10::Device device;
+  int graph_task;
+  // Among those of the same size that the node has made since it runs: 0, 1, ... by one that makes
+  // gradients, -1, -2, ... by the one that stores a gradient, which may copy it.
+  int ordinal;
+};
+
+// Where a parameter's gradient belongs.
+struct GradientPlace {
+  const GradientPlaces* model = nullptr;
+  std::size_t index = 0;  // of the parameter, for the model
+  // With DDP it has the hook that settles its gradients.
+  decltype(torch::autograd::impl::grad_accumulator(at::Tensor())) accumulator;
+  at::Tensor part;                     // of DDP's bucket, or
+  std::shared_ptr<GradientPack> pack;  // in the memory that it has at the moment
+  std::size_t index_in_pack = 0;
+  std::size_t bytes = 0;
+  c10::Device device{c10::kCPU};
+  AllocationHabit habit;
+
+  void* address() const { return pack ? pack->address(index_in_pack) : part.mutable_data_ptr(); }
+};
+
+// All places of this process. Thread safety: all methods.
+class GradientPlaceTable {
+ public:
+  using Accumulator = torch::autograd::AccumulateGrad;
+  using Parameter = const c10::TensorImpl*;
+
+  void set(Parameter parameter, GradientPlace place);
+  void forget(const GradientPlaces* model);
+
+  // False: there is no place of that size. True: there may be one. Without the lock.
+  bool may_have_size(std::size_t bytes, c10::DeviceType type) const {
+    const Sizes& sizes = type == c10::kCPU ? on_cpu_ : on_gpu_;
+    return (sizes.words[word_of(bytes)].load(std::memory_order_relaxed) & bit_of(bytes)) != 0;
+  }
+
+  // What is to be allocated for the parameter's gradient in this pass; nothing if that does not
+  // matter.
+  struct Expected {
+    std::size_t bytes;
+    std::optional<int> ordinal;  // nothing: any that is seen
+  };
+  std::optional<Expected> expected(const Accumulator& accumulator);
+
+  // The parameter's place, if the request is for its gradient.
+  struct Answer {
+    void* place = nullptr;
+    bool is_onlooker = false;                    // wants to see where it is made instead
+    std::shared_ptr<GradientPlaces::Owner> ask;  // has to begin the step before it can be lent
+  };
+  Answer lend(const Accumulator& accumulator, const GradientRequest& request);
+  // What was not lent was made there.
+  void see(Parameter parameter, const GradientRequest& request, const void* address);
+
+  bool give_back(void* address) {
+    return n_lent_.load(std::memory_order_relaxed) > 0 && give_back_lent(address);
+  }
+
+  bool is_lent(const void* address);
+
+  // What has become the parameter's gradient.
+  void learn(Parameter parameter, const at::Tensor& gradient);
+
+  void note_settled(const void* address);
+
+  // A gradient that is about to be stored, and belongs into DDP's bucket: returns it, or what it
+  // becomes.
+  at::Tensor settle(Parameter parameter, const at::Tensor& gradient);
+
+  // See leave_place() in gradient_places.h.
+  c10::Storage leave(const void* address);
+
+  // See gradient_places.h.
+  bool forsake_if_lent(const GradientPack& pack);
+
+ private:
+  using Memory = std::shared_ptr<void>;
+
+  // A bit for each size that a place has, and for some that none has.
+  struct Sizes {
+    std::array<std::atomic<std::uint64_t>, 16> words{};
+  };
+  static std::size_t hash_of(std::size_t bytes) {
+    return static_cast<std::size_t>((std::uint64_t{bytes} * 0x9E3779B97F4A7C15U) >> 54U);
+  }
+  static std::size_t word_of(std::size_t bytes) { return hash_of(bytes) / 64; }
+  static std::uint64_t bit_of(std::size_t bytes) {
+    return std::uint64_t{1} << (hash_of(bytes) % 64);
+  }
+
+  struct Lent {
+    Memory memory;                       // what keeps it
+    std::shared_ptr<GradientPack> pack;  // null: DDP's; `memory` is its c10::Storage
+    bool is_settled = false;             // the gradient is a view by now
+  };
+
+  // What has to die after the lock.
+  template <typename Predicate>
+  std::vector<GradientPlace> take_out(Predicate is_wanted);
+
+  // These require the lock.
+  GradientPlace* wanting_one(const Accumulator& accumulator);
+  void move_away(const GradientPlace& place);
+
+  bool give_back_lent(void* address);
+  void add_size(const GradientPlace& place);
+
+  Sizes on_cpu_;
+  Sizes on_gpu_;
+  std::atomic<std::size_t> n_lent_{0};
+  std::mutex mutex_;
+  // All of these guarded by mutex_.
+  std::unordered_map<Parameter, GradientPlace> places_;
+  std::unordered_map<void*, Lent> lent_;  // by address
+  std::set<std::pair<const GradientPlaces*, std::size_t>> misfits_;
+  std::map<const GradientPlaces*, std::vector<Memory>> left_behind_;
+};
+
+}  // namespace horon::torch_backend
