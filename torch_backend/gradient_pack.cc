@@ -124,7 +124,8 @@ at::Tensor GradientPack::new_memory() const {
     try {
       return empty_in_arena(buffer_.sizes(), buffer_.scalar_type()).zero_();
     } catch (const c10::OutOfMemoryError&) {
-    }  // anywhere else, then
+      return at::zeros(buffer_.sizes(), buffer_.options());  // reduced from elsewhere, with copies
+    }
   }
   return at::zeros(buffer_.sizes(), buffer_.options());
 }

@@ -131,7 +131,7 @@ GradientPlaceTable::Answer GradientPlaceTable::lend(const Accumulator& accumulat
   }
   owner = place->model->owner();
   if (!place->model->is_lending()) {
-    answer.ask = owner;
+    answer.ask = std::move(owner);
     return answer;
   }
   void* const address = place->address();
