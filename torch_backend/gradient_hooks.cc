@@ -39,32 +39,16 @@ void call(const py::function& function, Arguments... arguments) {
 
 using Variables = torch::autograd::variable_list;
 
-// Note [Gradients that share memory]
-// Autograd makes what a node hands out a parameter's .grad as it is, if nobody else holds that
-// tensor. But it may be a view of one that another node still has to read: of x = tokens +
-// positions.unsqueeze(0), with a batch of one, the gradient of `positions` is a view of x's, which
-// the embedding of `tokens` gets next. Reduced where it is, it would change under its hands.
-bool is_shared(const at::Tensor& gradient, const Variables& incoming) {
-  if (incoming.empty() || !incoming[0].defined() || !gradient.has_storage() ||
-      !incoming[0].has_storage() || !gradient.storage().is_alias_of(incoming[0].storage())) {
-    return false;  // autograd has copied it, or added it to what was there
-  }
-  // Normally its memory belongs to the gradient, to what came in, and to what that is a view of,
-  // which nobody but the view holds.
-  const auto* const meta = torch::autograd::impl::get_view_autograd_meta(incoming[0]);
-  if (meta == nullptr) {
-    return gradient.storage().use_count() > 2;
-  }
-  const auto& view = meta->has_bw_view() ? meta->get_backward_view() : meta->get_forward_view();
-  return gradient.storage().use_count() > 3 || view.base_.use_count() > 1;
+bool came_as_it_is(const at::Tensor& gradient, const Variables& incoming) {
+  return !incoming.empty() && incoming[0].defined() && gradient.defined() &&
+         gradient.has_storage() && incoming[0].has_storage() &&
+         gradient.storage().is_alias_of(incoming[0].storage());
 }
 
-// How many owners of the gradient's memory there are in what came in, if nobody else has that; else
-// 0.
+// How many owners the gradient's memory has in what came in: that tensor and what it is a view of,
+// which normally nobody but the view holds. 0 if somebody does, or if autograd has copied it.
 std::size_t owners_among(const Variables& incoming, const at::Tensor& gradient) {
-  if (incoming.empty() || !incoming[0].defined() || !gradient.defined() ||
-      !gradient.has_storage() || !incoming[0].has_storage() ||
-      !gradient.storage().is_alias_of(incoming[0].storage())) {
+  if (!came_as_it_is(gradient, incoming)) {
     return 0;
   }
   const auto* const meta = torch::autograd::impl::get_view_autograd_meta(incoming[0]);
@@ -73,6 +57,16 @@ std::size_t owners_among(const Variables& incoming, const at::Tensor& gradient) 
   }
   const auto& view = meta->has_bw_view() ? meta->get_backward_view() : meta->get_forward_view();
   return view.base_.use_count() == 1 ? 2 : 0;
+}
+
+// Note [Gradients that share memory]
+// Autograd makes what a node hands out a parameter's .grad as it is, if nobody else holds that
+// tensor. But it may be a view of one that another node still has to read: of x = tokens +
+// positions.unsqueeze(0), with a batch of one, the gradient of `positions` is a view of x's, which
+// the embedding of `tokens` gets next. Reduced where it is, it would change under its hands.
+bool is_shared(const at::Tensor& gradient, const Variables& incoming) {
+  return came_as_it_is(gradient, incoming) &&
+         gradient.storage().use_count() > 1 + owners_among(incoming, gradient);
 }
 
 // The stream waits for everything that is queued on the other one.
@@ -174,7 +168,7 @@ struct GradientHooks::State final : GradientPlaces::Owner {
     if (const std::optional<Place>& place = place_of[parameter]) {
       place->first->came(place->second);
     } else if (at::Tensor& gradient = parameters[parameter].mutable_grad();
-               gradient.defined() && is_shared(gradient, incoming)) {
+               is_shared(gradient, incoming)) {
       const at::NoGradGuard no_grad;
       gradient = gradient.clone();
     }

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "gradient_places.h"
+#include "lies_in_place.h"
 #include "process_arena.h"
 #ifdef HORON_CUDA
 #include "cuda/device_copies.h"
@@ -171,15 +172,12 @@ void GradientPack::settle(std::size_t index, std::size_t n_known) {
   if (is_in(place, gradient)) {
     return;
   }
-  if (gradient.defined() && gradient.layout() == c10::kStrided && gradient.has_storage() &&
-      gradient.const_data_ptr() == address(index) && gradient.device() == buffer_.device() &&
-      gradient.scalar_type() == buffer_.scalar_type() && gradient.sizes() == place.sizes &&
-      gradient.strides() == place.strides && !gradient.is_neg() && !gradient.is_conj() &&
-      !gradient.requires_grad() && torch::autograd::impl::is_tensor_stealable(gradient) &&
+  at::Tensor view = this->view(place);
+  if (lies_in_place(gradient, view) && torch::autograd::impl::is_tensor_stealable(gradient) &&
       gradient.storage().use_count() == 1 + n_known) {
     note_settled(address(index));
-    is_settling_ = n_known > 0;
-    gradient = view(place);
+    is_settling_ = is_settling_ || n_known > 0;
+    gradient = std::move(view);
   }
 }
 

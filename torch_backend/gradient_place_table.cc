@@ -6,6 +6,7 @@
 #include <cstring>
 #include <utility>
 
+#include "lies_in_place.h"
 #include "process_arena.h"
 
 namespace horon::torch_backend {
@@ -27,16 +28,6 @@ bool is_only_owner(const at::Tensor& gradient) {
   const auto& view = meta->has_bw_view() ? meta->get_backward_view() : meta->get_forward_view();
   return torch::autograd::impl::is_tensor_stealable(view.base_) &&
          gradient.storage().use_count() == 2;
-}
-
-// Whether the gradient is the only thing at the place and may become a view of it.
-bool is_alone_in(const at::Tensor& place, const at::Tensor& gradient) {
-  return gradient.defined() && gradient.device() == place.device() &&
-         gradient.layout() == c10::kStrided && gradient.has_storage() &&
-         gradient.const_data_ptr() == place.const_data_ptr() && is_only_owner(gradient) &&
-         gradient.scalar_type() == place.scalar_type() && gradient.sizes() == place.sizes() &&
-         gradient.strides() == place.strides() && !gradient.is_conj() && !gradient.is_neg() &&
-         !gradient.requires_grad();
 }
 
 bool is_within(const void* address, const c10::StorageImpl& memory) {
@@ -204,7 +195,7 @@ at::Tensor GradientPlaceTable::settle(Parameter parameter, const at::Tensor& gra
   if (!lent_.contains(place.address())) {
     return gradient;
   }
-  if (is_alone_in(place.part, gradient)) {
+  if (lies_in_place(gradient, place.part) && is_only_owner(gradient)) {
     return place.part.detach();
   }
   misfits_.emplace(place.model, place.bytes);

@@ -51,6 +51,16 @@ class _Watched:
         for i, parameter in enumerate(parameters):
             parameter.register_post_accumulate_grad_hook(functools.partial(_note, self.made_at, i))  # type: ignore[no-untyped-call]
 
+    def step(self) -> None:
+        """Steps with the gradients that synchronize() has reduced."""
+        with self.optimizer.skip_synchronize():
+            self.optimizer.step()
+
+    def memory(self) -> int:
+        """Where the one bucket is."""
+        (bucket,) = self.optimizer._horon_reducer._buckets
+        return int(bucket.parts[0]._buffer.data_ptr())
+
     def in_place(self) -> list[bool]:
         """By parameter, whether the last gradient was made where it is now."""
         return [p.grad is not None and p.grad.data_ptr() == self.made_at[i] for i, p in enumerate(self.parameters)]
@@ -79,10 +89,12 @@ def _backward(parameters: list[torch.Tensor], rank: int, step: int) -> None:
     torch.autograd.backward(losses, [torch.ones(p.shape).to(device) for p in parameters])
 
 
-def _check(gradients: list[Any], step: int, size: int, skip: tuple[int, ...] = ()) -> None:
+def _check(
+    gradients: list[Any], step: int, size: int, skip: tuple[int, ...] = (), numbers: tuple[int, ...] | None = None
+) -> None:
     import torch
 
-    for i, gradient in enumerate(gradients):
+    for i, gradient in zip(numbers or range(len(gradients)), gradients, strict=True):
         if i not in skip:
             wanted = _factor(tuple(gradient.shape), i, (size - 1) / 2, step)
             assert torch.equal(gradient.cpu(), wanted), f"step {step}, {i}: {gradient.cpu().flatten()[:4]}"
@@ -106,8 +118,7 @@ def _made_in_place(rank: int, size: int, device: str) -> None:
             del gradients
             for of, old in kept:
                 _check(old, of, size)
-            with watched.optimizer.skip_synchronize():
-                watched.optimizer.step()
+            watched.step()
         assert len(kept) == 3
         assert watched.optimizer._horon_reducer._hooks.n_set_aside == 2, "copies of what was kept before the last step"
 
@@ -133,8 +144,7 @@ def _given(rank: int, size: int, device: str) -> None:
             assert torch.equal(wide.grad.cpu(), torch.full((20, 30), step + (size - 1) / 2))
             assert torch.equal(given.cpu(), _factor((500,), 0, rank, step)), "the caller's tensor has changed"
             assert torch.equal(shared.cpu(), _factor((300,), 1, rank, step)), "the caller's tensor has changed"
-            with watched.optimizer.skip_synchronize():
-                watched.optimizer.step()
+            watched.step()
 
 
 def _one_node(rank: int, size: int, device: str) -> None:
@@ -163,8 +173,7 @@ def _one_node(rank: int, size: int, device: str) -> None:
             watched.optimizer.synchronize()
             assert all(watched.in_place()) or step < LEARNED, f"step {step}: {watched.in_place()}"
             _check([p.grad for p in watched.parameters], step, size)
-            with watched.optimizer.skip_synchronize():
-                watched.optimizer.step()
+            watched.step()
 
 
 def _options(rank: int, size: int, device: str) -> None:
@@ -187,8 +196,7 @@ def _options(rank: int, size: int, device: str) -> None:
                     _check([p.grad for p in watched.parameters], 0, size)
                 else:
                     _check([p.grad / passes for p in watched.parameters], 0, size)
-                with watched.optimizer.skip_synchronize():
-                    watched.optimizer.step()
+                watched.step()
 
 
 def _function(before: list[int], kept: list[Any]) -> Any:
@@ -241,8 +249,7 @@ def _something_else_lies_there(rank: int, size: int, device: str, changes_at: in
             if changes_at < 1 and step >= LEARNED:
                 assert all(watched.in_place()), watched.in_place()  # the second of its size is the gradient: learned
             assert watched.in_place()[2] or step < LEARNED or step == changes_at
-            with watched.optimizer.skip_synchronize():
-                watched.optimizer.step()
+            watched.step()
 
 
 def _hooks_of_the_user(rank: int, size: int, device: str) -> None:
@@ -262,8 +269,31 @@ def _hooks_of_the_user(rank: int, size: int, device: str) -> None:
             _check([gradients[0] / 3, *gradients[1:]], step, size)
             for of, gradient in enumerate(kept):
                 assert torch.equal(gradient.cpu(), _factor((500,), 1, rank, of)), f"step {step}: kept of {of}"
-            with watched.optimizer.skip_synchronize():
-                watched.optimizer.step()
+            watched.step()
+
+
+def _never_in_place(rank: int, size: int, device: str) -> None:
+    """A gradient that is always made elsewhere is copied; the bucket stays where it is, and the others in it."""
+    with horovod() as hvd:
+        watched = _Watched(hvd, _parameters(device, [(500,), (40,), (300,)]))
+        factor = _factor((40,), 0, 0, 3).to(device)
+
+        def replace(p: torch.Tensor) -> None:
+            assert p.grad is not None
+            p.grad = p.grad * factor
+
+        watched.parameters[1].register_post_accumulate_grad_hook(replace)  # type: ignore[no-untyped-call]
+        memory = 0
+        for step in range(2 * STEPS):
+            watched.optimizer.zero_grad()
+            _backward(watched.parameters, rank, step)
+            watched.optimizer.synchronize()
+            _check([watched.parameters[0].grad, watched.parameters[2].grad], step, size, numbers=(0, 2))
+            if step > STEPS:
+                assert watched.memory() == memory, f"step {step}: the bucket has moved"
+                assert watched.in_place()[0] and watched.in_place()[2]
+            memory = watched.memory()
+            watched.step()
 
 
 def _gradients_that_are_given_to_the_caller(rank: int, size: int, device: str) -> None:
@@ -276,8 +306,7 @@ def _gradients_that_are_given_to_the_caller(rank: int, size: int, device: str) -
             _backward(watched.parameters, rank, step)
             watched.optimizer.synchronize()
             of_step = [p.grad for p in watched.parameters]
-            with watched.optimizer.skip_synchronize():
-                watched.optimizer.step()
+            watched.step()
             watched.optimizer.zero_grad()
             x = _factor((2000,), 6, rank, step).to(device)
             (given,) = torch.autograd.grad(
@@ -324,8 +353,7 @@ def _a_pass_that_fails(rank: int, size: int, device: str) -> None:
             watched.optimizer.synchronize()
             _check([p.grad for p in watched.parameters], step, size)
             assert all(torch.equal(tensor.cpu(), _factor((500,), 0, rank, 3)) for tensor in left), step
-            with watched.optimizer.skip_synchronize():
-                watched.optimizer.step()
+            watched.step()
         assert len(left) == 1
 
 
@@ -349,8 +377,7 @@ def _missing_ones(rank: int, size: int, device: str) -> None:
             _check(gradients, step, size, skip=() if step < 3 else (1,))
             if step >= 3:
                 assert not gradients[1].cpu().any()
-            with watched.optimizer.skip_synchronize():
-                watched.optimizer.step()
+            watched.step()
 
 
 def _kept_within_a_step(rank: int, size: int, device: str, how: str) -> None:
@@ -390,8 +417,7 @@ def _kept_within_a_step(rank: int, size: int, device: str, how: str) -> None:
             of_all = _factor((500,), 0, (size - 1) / 2, step + passes - 1)
             wanted = of_all if passes == 2 else of_all * _factor((500,), 0, 0, 3)
             assert torch.equal(parameter.grad.cpu(), wanted), f"step {step}"
-            with watched.optimizer.skip_synchronize():
-                watched.optimizer.step()
+            watched.step()
 
 
 def _refused(rank: int, size: int, device: str) -> None:
@@ -411,8 +437,7 @@ def _refused(rank: int, size: int, device: str) -> None:
                 expect_error(lambda: _backward(watched.parameters, rank, 77), "backward_passes_per_step")
             watched.optimizer.synchronize()
             _check([p.grad for p in watched.parameters], step, size)
-            with watched.optimizer.skip_synchronize():
-                watched.optimizer.step()
+            watched.step()
 
 
 def _outlives_the_optimizer(rank: int, size: int, device: str) -> None:
@@ -427,8 +452,7 @@ def _outlives_the_optimizer(rank: int, size: int, device: str) -> None:
                 _backward(parameters, rank, step)
                 watched.optimizer.synchronize()
                 assert all(watched.in_place()) or step < LEARNED
-                with watched.optimizer.skip_synchronize():
-                    watched.optimizer.step()
+                watched.step()
             gradients = [p.grad for p in parameters]
             del watched
             gc.collect()
@@ -465,8 +489,7 @@ def _used_on_a_second_stream(rank: int, size: int, device: str) -> None:
             _backward(watched.parameters, rank, step)
             watched.optimizer.synchronize()
             _check([p.grad for p in watched.parameters], step, size)
-            with watched.optimizer.skip_synchronize():
-                watched.optimizer.step()
+            watched.step()
         torch.cuda.synchronize()
         for i, copy in enumerate(copies):
             assert torch.equal(copy.cpu(), _factor((500,), 0, rank, 3 + i)), i
@@ -492,8 +515,7 @@ def _pools(rank: int, size: int, device: str) -> None:
             # As torch's graphs of compiled models demand it.
             assert torch._C._has_Standard_Deleter(torch.empty(3, device=device).untyped_storage()._cdata)
             _check([p.grad for p in watched.parameters], step, size)
-            with watched.optimizer.skip_synchronize():
-                watched.optimizer.step()
+            watched.step()
 
 
 def _mistyped(rank: int, size: int, device: str) -> None:
@@ -521,6 +543,7 @@ BODIES = [
     _one_node,
     _options,
     _hooks_of_the_user,
+    _never_in_place,
     _gradients_that_are_given_to_the_caller,
     _a_pass_that_fails,
     _missing_ones,
