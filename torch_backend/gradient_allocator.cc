@@ -33,8 +33,8 @@ class GradientAllocator final : public c10::Allocator {
       return before_->allocate(bytes);
     }
     if (may_have_a_place) {
-      if (void* const place = lend_place(bytes, c10::kCPU)) {
-        return {place, place, &free_any, c10::Device(c10::kCPU)};
+      if (c10::DataPtr lent = lend_place(bytes, c10::kCPU)) {
+        return lent;
       }
     }
     c10::DataPtr made =
@@ -87,10 +87,10 @@ class GradientAllocator final : public c10::Allocator {
   }
 
   static void free_any(void* data) {
-    if (!is_in_arena(data)) {
-      before_deleter()(data);
-    } else if (!give_place_back(data)) {
+    if (is_in_arena(data)) {
       arena_allocator()->raw_deleter()(data);
+    } else {
+      before_deleter()(data);
     }
   }
 

@@ -154,6 +154,11 @@ struct GradientHooks::State final : GradientPlaces::Owner {
     begin_step();
     const int left = --passes_left[parameter];
     has_gradients = true;
+    if (left == passes - 1 && is_laid_out.load(std::memory_order_acquire)) {
+      if (const std::optional<Place>& place = place_of[parameter]) {
+        place->first->watch(place->second);
+      }
+    }
     if (left > 0) {
       return;
     }
@@ -261,11 +266,12 @@ void GradientHooks::set_buckets(const std::vector<int>& bucket_of,
 
 void GradientHooks::lend_places() {
   State& state = *state_;
-  const GradientsInPlace where = gradients_in_place_from_environment();
+  if (!gradients_in_place_from_environment()) {
+    return;
+  }
   for (std::size_t i = 0; i < state.place_of.size(); ++i) {
     const std::optional<Place>& place = state.place_of[i];
-    if (!place || !place->first->has_own_memory() || where == GradientsInPlace::kOff ||
-        (where == GradientsInPlace::kOnGpus && place->first->buffer().is_cpu())) {
+    if (!place || !place->first->has_own_memory()) {
       continue;
     }
     if (!state.places) {

@@ -81,7 +81,7 @@ GradientPack::GradientPack(const std::vector<at::Tensor>& parameters, at::Tensor
                     " parameters but ", views.size(), " views.");
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     places_.push_back({parameters[i], views[i].sizes().vec(), views[i].strides().vec(),
-                       views[i].storage_offset()});
+                       views[i].storage_offset(), std::make_shared<GradientLoan>()});
   }
 }
 
@@ -95,8 +95,8 @@ at::Tensor GradientPack::view(const Place& place) const {
   return view;
 }
 
-void* GradientPack::address(std::size_t index) const {
-  const auto bytes = static_cast<std::size_t>(places_.at(index).offset) * buffer_.element_size();
+void* GradientPack::address(const Place& place) const {
+  const auto bytes = static_cast<std::size_t>(place.offset) * buffer_.element_size();
   return static_cast<std::byte*>(buffer_.storage().mutable_data()) + bytes;
 }
 
@@ -138,7 +138,11 @@ void GradientPack::leave_memory() {
 }
 
 void GradientPack::avoid_others() {
-  if (has_own_memory() && forsake_if_lent(*this)) {
+  const auto has_other = [this](const Place& place) {
+    return place.loan->is_unsettled() && place.loan->address() == address(place);
+  };
+  if (has_own_memory() && std::any_of(places_.begin(), places_.end(), has_other)) {
+    forsake_places(*this);
     leave_memory();
   }
 }
@@ -169,26 +173,36 @@ bool GradientPack::may_lend_on_current_stream() {
 void GradientPack::settle(std::size_t index, std::size_t n_known) {
   const Place& place = places_[index];
   at::Tensor& gradient = place.parameter.mutable_grad();
-  if (is_in(place, gradient)) {
+  if (is_in(place, gradient) || address_of(gradient) != address(place)) {
     return;
   }
   at::Tensor view = this->view(place);
   if (lies_in_place(gradient, view) && torch::autograd::impl::is_tensor_stealable(gradient) &&
       gradient.storage().use_count() == 1 + n_known) {
-    note_settled(address(index));
+    place.loan->settle();
     is_settling_ = is_settling_ || n_known > 0;
     gradient = std::move(view);
+  }
+}
+
+void GradientPack::watch(std::size_t index) {
+  const Place& place = places_.at(index);
+  const at::Tensor& gradient = place.parameter.grad();
+  if (!gradient.defined() || is_in(place, gradient)) {
+    return;
+  }
+  const bool is_as_learned =
+      place.loan->address() == address(place) && address_of(gradient) == address(place);
+  if (!is_as_learned) {
+    note_stored(place.parameter);
   }
 }
 
 void GradientPack::came(std::size_t index) {
   const Place& place = places_.at(index);
   at::Tensor& gradient = place.parameter.mutable_grad();
-  if (!gradient.defined() || is_in(place, gradient)) {
-    return;
-  }
-  note_stored(place.parameter);
-  if (!buffer_.is_cpu() || !needs_only_a_copy(gradient) || is_lent(address(index))) {
+  if (!gradient.defined() || is_in(place, gradient) || place.loan->address() == address(place) ||
+      !buffer_.is_cpu() || !needs_only_a_copy(gradient)) {
     return;
   }
   at::Tensor view = this->view(place);

@@ -24,6 +24,8 @@
 #include <optional>
 #include <vector>
 
+#include "gradient_loan.h"
+
 namespace horon::torch_backend {
 
 // Thread safety: one thread at a time.
@@ -43,7 +45,12 @@ class GradientPack {
   at::Tensor view(std::size_t index) const { return view(places_.at(index)); }
 
   // Where a parameter's gradient lies now.
-  void* address(std::size_t index) const;
+  void* address(std::size_t index) const { return address(places_.at(index)); }
+
+  // Of that place, to whatever makes a gradient there.
+  const std::shared_ptr<GradientLoan>& loan(std::size_t index) const {
+    return places_.at(index).loan;
+  }
 
   // Whether some parameter's gradient lies in its place.
   bool has_gradients() const;
@@ -75,8 +82,12 @@ class GradientPack {
   // of its memory.
   void settle(std::size_t index, std::size_t n_known = 0);
 
-  // Autograd has just made a gradient: moves it, if it is on the CPU, not there already, and a copy
-  // is all it needs; pack() comes by others. See Note [Packed while they are warm].
+  // Autograd has just stored a gradient for the first time in a step: learns from where it is made.
+  void watch(std::size_t index);
+
+  // Autograd has just stored a gradient that is to go out: moves it, if it is on the CPU, not there
+  // already, and a copy is all it needs; pack() comes by others. See Note [Packed while they are
+  // warm].
   void came(std::size_t index);
 
   // Copies each parameter's gradient into its view and makes the view the gradient; a missing one
@@ -94,8 +105,10 @@ class GradientPack {
     std::vector<std::int64_t> sizes;
     std::vector<std::int64_t> strides;
     std::int64_t offset;  // in elements, from the start of the storage
+    std::shared_ptr<GradientLoan> loan;
   };
 
+  void* address(const Place& place) const;
   at::Tensor view(const Place& place) const;
   at::Tensor new_memory() const;
   // Whether a gradient lies in its place.

@@ -1,6 +1,7 @@
 #include "gradient_place_table.h"
 
 #include <c10/core/CPUAllocator.h>
+#include <torch/csrc/autograd/graph_task.h>
 
 #include <algorithm>
 #include <cstring>
@@ -36,8 +37,10 @@ bool is_within(const void* address, const c10::StorageImpl& memory) {
   return at >= begin && at < begin + memory.nbytes();
 }
 
-const void* address_of(const at::Tensor& gradient) {
-  return gradient.defined() && gradient.has_storage() ? gradient.const_data_ptr() : nullptr;
+bool wants_one(const GradientPlace& place) {
+  const auto& accumulator = static_cast<const torch::autograd::AccumulateGrad&>(*place.accumulator);
+  return place.is_used && !place.is_misfit && !place.habit.is_hopeless() &&
+         !accumulator.variable.grad().defined();
 }
 
 // Into the arena, or anywhere else. Returns what held its memory.
@@ -52,14 +55,20 @@ c10::DataPtr move_storage(c10::StorageImpl* storage) {
   return storage->set_data_ptr(std::move(moved));
 }
 
+c10::Storage storage_of(c10::DataPtr memory, std::size_t bytes) {
+  return c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), bytes,
+                                               std::move(memory), nullptr, false);
+}
+
 }  // namespace
 
 template <typename Predicate>
-std::vector<GradientPlace> GradientPlaceTable::take_out(Predicate is_wanted) {
-  std::vector<GradientPlace> taken;
+std::vector<std::shared_ptr<GradientPlace>> GradientPlaceTable::take_out(Predicate is_wanted) {
+  std::vector<SharedPlace> taken;
   const std::lock_guard lock(mutex_);
   for (auto it = places_.begin(); it != places_.end();) {
-    if (is_wanted(it->second)) {
+    if (is_wanted(*it->second)) {
+      it->second->is_used = false;
       taken.push_back(std::move(it->second));
       it = places_.erase(it);
     } else {
@@ -73,24 +82,32 @@ std::vector<GradientPlace> GradientPlaceTable::take_out(Predicate is_wanted) {
       }
     }
     for (const auto& [parameter, place] : places_) {
-      add_size(place);
+      add_size(*place);
     }
   }
   return taken;
 }
 
-void GradientPlaceTable::set(Parameter parameter, GradientPlace place) {
+void GradientPlaceTable::set(Parameter parameter, SharedPlace place) {
   const std::lock_guard lock(mutex_);
-  GradientPlace& known = places_[parameter];
-  if (known.accumulator.get() == place.accumulator.get() && known.bytes == place.bytes) {
-    place.habit = known.habit;
+  SharedPlace& known = places_[parameter];
+  if (known && known->accumulator.get() == place->accumulator.get() &&
+      known->bytes == place->bytes) {
+    place->habit = known->habit;
   }
-  add_size(place);
+  if (known) {
+    known->is_used = false;
+    if (!place->pack && known->loan->address() == place->address()) {
+      place->loan = known->loan;
+    }
+  }
+  place->is_misfit = misfits_.contains({place->model, place->bytes});
+  add_size(*place);
   std::swap(known, place);  // the old one dies after the lock
 }
 
 void GradientPlaceTable::forget(const GradientPlaces* model) {
-  std::vector<Memory> memory;
+  std::vector<c10::Storage> memory;
   const auto dying = take_out([model](const GradientPlace& place) { return place.model == model; });
   const std::lock_guard lock(mutex_);
   std::erase_if(misfits_, [model](const auto& misfit) { return misfit.first == model; });
@@ -100,177 +117,133 @@ void GradientPlaceTable::forget(const GradientPlaces* model) {
   }
 }
 
-std::optional<GradientPlaceTable::Expected> GradientPlaceTable::expected(
-    const Accumulator& accumulator) {
+GradientPlaceTable::Expected GradientPlaceTable::expected(const Accumulator& accumulator) {
   const std::lock_guard lock(mutex_);
-  const GradientPlace* const place = wanting_one(accumulator);
-  return place != nullptr ? std::optional(Expected{place->bytes, place->habit.ordinal()})
-                          : std::nullopt;
+  const auto found = places_.find(accumulator.variable.unsafeGetTensorImpl());
+  if (found == places_.end() || found->second->accumulator.get() != &accumulator ||
+      !wants_one(*found->second)) {
+    return {};
+  }
+  const SharedPlace& place = found->second;
+  return {place, place->bytes, place->habit.ordinal()};
 }
 
-GradientPlaceTable::Answer GradientPlaceTable::lend(const Accumulator& accumulator,
+GradientPlaceTable::Answer GradientPlaceTable::lend(GradientPlace& place,
                                                     const GradientRequest& request) {
   std::shared_ptr<GradientPlaces::Owner> owner;  // may be the last one who holds it: after the lock
   const std::lock_guard lock(mutex_);
-  GradientPlace* const place = wanting_one(accumulator);
-  if (place == nullptr || place->bytes != request.bytes || place->device != request.device) {
+  if (!wants_one(place) || place.bytes != request.bytes || place.device != request.device) {
     return {};
   }
   Answer answer{.is_onlooker = true};
-  if (place->habit.ordinal() != request.ordinal) {
+  if (place.habit.ordinal() != request.ordinal) {
     return answer;
   }
-  owner = place->model->owner();
-  if (!place->model->is_lending()) {
+  owner = place.model->owner();
+  if (!place.model->is_lending()) {
     answer.ask = std::move(owner);
     return answer;
   }
-  void* const address = place->address();
-  if (lent_.contains(address) || (place->device.is_cpu() && !is_in_arena(address))) {
+  void* const address = place.address();
+  if (place.loan->address() != nullptr || (place.device.is_cpu() && !is_in_arena(address))) {
     return answer;
   }
-  if (place->pack &&
-      (!owner || !owner->may_lend(place->index) || !place->pack->may_lend_on_current_stream())) {
+  if (place.pack &&
+      (!owner || !owner->may_lend(place.index) || !place.pack->may_lend_on_current_stream())) {
     return answer;
   }
-  const auto& holder = place->pack ? place->pack->buffer() : place->part;
-  lent_[address] = {std::make_shared<c10::Storage>(holder.storage()), place->pack};
-  n_lent_.store(lent_.size(), std::memory_order_relaxed);
-  place->habit.see(request.graph_task, request.ordinal, address);
-  answer.place = address;
+  const auto& holder = place.pack ? place.pack->buffer() : place.part;
+  place.habit.see(request.graph_task, request.ordinal, address);
+  answer.lent = place.loan->lend(address, holder.storage(), place.device);
   return answer;
 }
 
-void GradientPlaceTable::see(Parameter parameter, const GradientRequest& request,
+void GradientPlaceTable::see(GradientPlace& place, const GradientRequest& request,
                              const void* address) {
   const std::lock_guard lock(mutex_);
-  if (const auto found = places_.find(parameter); found != places_.end()) {
-    found->second.habit.see(request.graph_task, request.ordinal, address);
-  }
-}
-
-bool GradientPlaceTable::give_back_lent(void* address) {
-  Lent dying;  // after the lock
-  const std::lock_guard lock(mutex_);
-  const auto found = lent_.find(address);
-  if (found == lent_.end()) {
-    return false;
-  }
-  dying = std::move(found->second);
-  lent_.erase(found);
-  n_lent_.store(lent_.size(), std::memory_order_relaxed);
-  return true;
-}
-
-bool GradientPlaceTable::is_lent(const void* address) {
-  if (n_lent_.load(std::memory_order_relaxed) == 0) {
-    return false;
-  }
-  const std::lock_guard lock(mutex_);
-  return lent_.contains(const_cast<void*>(address));
-}
-
-void GradientPlaceTable::note_settled(const void* address) {
-  const std::lock_guard lock(mutex_);
-  if (const auto found = lent_.find(const_cast<void*>(address)); found != lent_.end()) {
-    found->second.is_settled = true;
-  }
+  place.habit.see(request.graph_task, request.ordinal, address);
 }
 
 void GradientPlaceTable::learn(Parameter parameter, const at::Tensor& gradient) {
   const std::lock_guard lock(mutex_);
   if (const auto found = places_.find(parameter); found != places_.end()) {
-    found->second.habit.learn(address_of(gradient));
+    found->second->habit.learn(torch::autograd::get_current_graph_task_id(), address_of(gradient));
   }
 }
 
 at::Tensor GradientPlaceTable::settle(Parameter parameter, const at::Tensor& gradient) {
   const std::lock_guard lock(mutex_);
   const auto found = places_.find(parameter);
-  if (found == places_.end() || found->second.pack) {
+  if (found == places_.end() || found->second->pack) {
     return gradient;
   }
-  GradientPlace& place = found->second;
-  place.habit.learn(address_of(gradient));
-  if (!lent_.contains(place.address())) {
+  GradientPlace& place = *found->second;
+  place.habit.learn(torch::autograd::get_current_graph_task_id(), address_of(gradient));
+  if (place.loan->address() != place.address()) {
     return gradient;
   }
   if (lies_in_place(gradient, place.part) && is_only_owner(gradient)) {
     return place.part.detach();
   }
-  misfits_.emplace(place.model, place.bytes);
+  note_misfit(place);
   move_away(place);
   return gradient;
 }
 
-c10::Storage GradientPlaceTable::leave(const void* address) {
-  Lent lent;
+c10::Storage GradientPlaceTable::leave(GradientLoan& loan) {
+  std::shared_ptr<GradientPack> pack;
   {
     const std::lock_guard lock(mutex_);
-    const auto found = lent_.find(const_cast<void*>(address));
-    if (found == lent_.end() || !found->second.pack) {
-      return {};
-    }
-    lent = found->second;
+    const auto found = std::find_if(places_.begin(), places_.end(), [&](const auto& known) {
+      return known.second->loan.get() == &loan;
+    });
+    pack = found != places_.end() ? found->second->pack : nullptr;
   }
-  // Used on several streams: which of them a place would have to wait for, nobody knows.
-  const auto dying = take_out([&](const GradientPlace& place) { return place.pack == lent.pack; });
-  const c10::Storage memory = *std::static_pointer_cast<c10::Storage>(lent.memory);
-  if (lent.pack->buffer().storage().is_alias_of(memory)) {
-    lent.pack->leave_memory();
+  c10::Storage memory = loan.memory();
+  if (pack) {
+    // Used on several streams: which of them a place would have to wait for, nobody knows.
+    const auto dying = take_out([&](const GradientPlace& place) { return place.pack == pack; });
+    if (pack->buffer().storage().is_alias_of(memory)) {
+      pack->leave_memory();
+    }
   }
   return memory;
 }
 
-bool GradientPlaceTable::forsake_if_lent(const GradientPack& pack) {
-  if (n_lent_.load(std::memory_order_relaxed) == 0) {
-    return false;
-  }
-  const c10::StorageImpl& memory = *pack.buffer().storage().unsafeGetStorageImpl();
+void GradientPlaceTable::forsake(const GradientPack& pack) {
   const std::lock_guard lock(mutex_);
-  const auto is_other = [&](const auto& lent) {
-    return !lent.second.is_settled && is_within(lent.first, memory);
-  };
-  if (std::none_of(lent_.begin(), lent_.end(), is_other)) {
-    return false;
-  }
   for (const auto& [parameter, place] : places_) {
-    if (place.pack.get() == &pack) {
-      const auto lent = lent_.find(place.address());
-      if (lent != lent_.end() && is_other(*lent)) {
-        misfits_.emplace(place.model, place.bytes);
-      }
+    if (place->pack.get() == &pack && place->loan->is_unsettled() &&
+        place->loan->address() == place->address()) {
+      note_misfit(*place);
     }
   }
-  return true;
 }
 
-GradientPlace* GradientPlaceTable::wanting_one(const Accumulator& accumulator) {
-  const auto found = places_.find(accumulator.variable.unsafeGetTensorImpl());
-  if (found == places_.end() || found->second.accumulator.get() != &accumulator ||
-      found->second.habit.is_hopeless() || accumulator.variable.grad().defined() ||
-      misfits_.contains({found->second.model, found->second.bytes})) {
-    return nullptr;
+void GradientPlaceTable::note_misfit(const GradientPlace& place) {
+  misfits_.emplace(place.model, place.bytes);
+  for (const auto& [parameter, other] : places_) {
+    other->is_misfit =
+        other->is_misfit || (other->model == place.model && other->bytes == place.bytes);
   }
-  return &found->second;
 }
 
 // The places stay known: others of them may be lent now, and what lies there has to be found
 // before DDP writes.
 void GradientPlaceTable::move_away(const GradientPlace& place) {
   c10::StorageImpl* const storage = place.part.storage().unsafeGetStorageImpl();
-  std::vector<Lent*> within;
-  for (auto& [address, lent] : lent_) {
-    if (is_within(address, *storage)) {
-      within.push_back(&lent);
+  std::vector<GradientLoan*> within;
+  for (const auto& [parameter, other] : places_) {
+    if (is_within(other->loan->address(), *storage)) {
+      within.push_back(other->loan.get());
     }
   }
-  Memory old = std::make_shared<c10::DataPtr>(move_storage(storage));
-  for (Lent* const lent : within) {
-    lent->memory = old;
+  const c10::Storage old = storage_of(move_storage(storage), storage->nbytes());
+  for (GradientLoan* const loan : within) {
+    loan->keep(old);
   }
   // NumPy arrays of gradients, which know nothing but the address, stay readable.
-  left_behind_[place.model].push_back(std::move(old));
+  left_behind_[place.model].push_back(old);
 }
 
 void GradientPlaceTable::add_size(const GradientPlace& place) {

@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "core/allocation_habit.h"
+#include "gradient_loan.h"
 #include "gradient_pack.h"
 #include "gradient_places.h"
 
@@ -36,7 +37,7 @@ struct GradientRequest {
   int ordinal;
 };
 
-// Where a parameter's gradient belongs.
+// Where a parameter's gradient belongs. What changes of it is guarded by its table.
 struct GradientPlace {
   const GradientPlaces* model = nullptr;
   std::size_t index = 0;  // of the parameter, for the model
@@ -47,7 +48,10 @@ struct GradientPlace {
   std::size_t index_in_pack = 0;
   std::size_t bytes = 0;
   c10::Device device{c10::kCPU};
+  std::shared_ptr<GradientLoan> loan;  // of the pack, which has others
   AllocationHabit habit;
+  bool is_used = true;     // false: it was forgotten, or has got a successor
+  bool is_misfit = false;  // something else than a gradient of that size and model was in its place
 
   void* address() const { return pack ? pack->address(index_in_pack) : part.mutable_data_ptr(); }
 };
@@ -58,7 +62,7 @@ class GradientPlaceTable {
   using Accumulator = torch::autograd::AccumulateGrad;
   using Parameter = const c10::TensorImpl*;
 
-  void set(Parameter parameter, GradientPlace place);
+  void set(Parameter parameter, std::shared_ptr<GradientPlace> place);
   void forget(const GradientPlaces* model);
 
   // False: there is no place of that size. True: there may be one. Without the lock.
@@ -67,47 +71,40 @@ class GradientPlaceTable {
     return (sizes.words[word_of(bytes)].load(std::memory_order_relaxed) & bit_of(bytes)) != 0;
   }
 
-  // What is to be allocated for the parameter's gradient in this pass; nothing if that does not
-  // matter.
+  // What is to be allocated for the parameter's gradient in this pass; without a place if that does
+  // not matter.
   struct Expected {
-    std::size_t bytes;
+    std::shared_ptr<GradientPlace> place;
+    std::size_t bytes = 0;
     std::optional<int> ordinal;  // nothing: any that is seen
   };
-  std::optional<Expected> expected(const Accumulator& accumulator);
+  Expected expected(const Accumulator& accumulator);
 
-  // The parameter's place, if the request is for its gradient.
+  // The place, if the request is for its gradient.
   struct Answer {
-    void* place = nullptr;
+    c10::DataPtr lent;                           // null: none
     bool is_onlooker = false;                    // wants to see where it is made instead
     std::shared_ptr<GradientPlaces::Owner> ask;  // has to begin the step before it can be lent
   };
-  Answer lend(const Accumulator& accumulator, const GradientRequest& request);
+  Answer lend(GradientPlace& place, const GradientRequest& request);
   // What was not lent was made there.
-  void see(Parameter parameter, const GradientRequest& request, const void* address);
+  void see(GradientPlace& place, const GradientRequest& request, const void* address);
 
-  bool give_back(void* address) {
-    return n_lent_.load(std::memory_order_relaxed) > 0 && give_back_lent(address);
-  }
-
-  bool is_lent(const void* address);
-
-  // What has become the parameter's gradient.
+  // What has become the parameter's gradient in this backward pass.
   void learn(Parameter parameter, const at::Tensor& gradient);
-
-  void note_settled(const void* address);
 
   // A gradient that is about to be stored, and belongs into DDP's bucket: returns it, or what it
   // becomes.
   at::Tensor settle(Parameter parameter, const at::Tensor& gradient);
 
   // See leave_place() in gradient_places.h.
-  c10::Storage leave(const void* address);
+  c10::Storage leave(GradientLoan& loan);
 
   // See gradient_places.h.
-  bool forsake_if_lent(const GradientPack& pack);
+  void forsake(const GradientPack& pack);
 
  private:
-  using Memory = std::shared_ptr<void>;
+  using SharedPlace = std::shared_ptr<GradientPlace>;
 
   // A bit for each size that a place has, and for some that none has.
   struct Sizes {
@@ -121,32 +118,22 @@ class GradientPlaceTable {
     return std::uint64_t{1} << (hash_of(bytes) % 64);
   }
 
-  struct Lent {
-    Memory memory;                       // what keeps it
-    std::shared_ptr<GradientPack> pack;  // null: DDP's; `memory` is its c10::Storage
-    bool is_settled = false;             // the gradient is a view by now
-  };
-
   // What has to die after the lock.
   template <typename Predicate>
-  std::vector<GradientPlace> take_out(Predicate is_wanted);
+  std::vector<SharedPlace> take_out(Predicate is_wanted);
 
   // These require the lock.
-  GradientPlace* wanting_one(const Accumulator& accumulator);
+  void note_misfit(const GradientPlace& place);
   void move_away(const GradientPlace& place);
-
-  bool give_back_lent(void* address);
   void add_size(const GradientPlace& place);
 
   Sizes on_cpu_;
   Sizes on_gpu_;
-  std::atomic<std::size_t> n_lent_{0};
   std::mutex mutex_;
-  // All of these guarded by mutex_.
-  std::unordered_map<Parameter, GradientPlace> places_;
-  std::unordered_map<void*, Lent> lent_;  // by address
+  // All of these, and what changes of a place, guarded by mutex_.
+  std::unordered_map<Parameter, SharedPlace> places_;
   std::set<std::pair<const GradientPlaces*, std::size_t>> misfits_;
-  std::map<const GradientPlaces*, std::vector<Memory>> left_behind_;
+  std::map<const GradientPlaces*, std::vector<c10::Storage>> left_behind_;
 };
 
 }  // namespace horon::torch_backend

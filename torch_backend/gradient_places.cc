@@ -15,8 +15,7 @@
 #include <span>
 #include <string>
 #include <string_view>
-#include <typeindex>
-#include <unordered_map>
+#include <typeinfo>
 #include <utility>
 #include <vector>
 
@@ -78,29 +77,46 @@ Accumulator accumulator_with_hook(const at::Tensor& parameter) {
   return accumulator;
 }
 
-// Passes on what it gets, in other sizes and strides.
-bool is_view(const Node& node) {
+enum class NodeKind {
+  kAccumulator,
+  kView,  // passes on what it gets, in other sizes and strides
+  kOther,
+};
+
+NodeKind kind_of_type(const Node& node) {
   static constexpr std::array<std::string_view, 6> kViews{
       "TBackward0",    "TransposeBackward0",  "PermuteBackward0",
       "ViewBackward0", "UnsafeViewBackward0", "ReshapeAliasBackward0"};
-  // By type, since the name takes longer than an allocation.
-  thread_local std::unordered_map<std::type_index, bool> known;
-  const auto [found, is_new] = known.try_emplace(typeid(node), false);
-  if (is_new) {
-    const std::string name = c10::demangle(typeid(node).name());
-    found->second = std::any_of(kViews.begin(), kViews.end(),
-                                [&](std::string_view view) { return name.ends_with(view); });
+  if (dynamic_cast<const AccumulateGrad*>(&node) != nullptr) {
+    return NodeKind::kAccumulator;
   }
-  return found->second;
+  const std::string name = c10::demangle(typeid(node).name());
+  const bool is_view = std::any_of(kViews.begin(), kViews.end(),
+                                   [&](std::string_view view) { return name.ends_with(view); });
+  return is_view ? NodeKind::kView : NodeKind::kOther;
+}
+
+// By type, since a cast takes as long as an allocation, and the name longer. A model has a dozen.
+NodeKind kind_of(const Node& node) {
+  thread_local std::vector<std::pair<const std::type_info*, NodeKind>> known;
+  const std::type_info* const type = &typeid(node);
+  const auto found = std::find_if(known.begin(), known.end(),
+                                  [type](const auto& one) { return one.first == type; });
+  return found != known.end() ? found->second : known.emplace_back(type, kind_of_type(node)).second;
+}
+
+AccumulateGrad* as_accumulator(Node* node) {
+  return kind_of(*node) == NodeKind::kAccumulator ? static_cast<AccumulateGrad*>(node) : nullptr;
 }
 
 // What stores the result of a node for a parameter; null: something else happens to it.
 AccumulateGrad* accumulator_behind(Node* node) {
   for (int depth = 0; node != nullptr && depth < 4; ++depth) {
-    if (auto* const accumulator = dynamic_cast<AccumulateGrad*>(node)) {
-      return accumulator;
+    const NodeKind kind = kind_of(*node);
+    if (kind == NodeKind::kAccumulator) {
+      return static_cast<AccumulateGrad*>(node);
     }
-    if (node->num_outputs() != 1 || !is_view(*node)) {
+    if (kind == NodeKind::kOther || node->num_outputs() != 1) {
       return nullptr;
     }
     node = node->next_edge(0).function.get();
@@ -124,7 +140,7 @@ class RunningNode {
   struct Made {
     std::size_t bytes;
     int ordinal;  // kLearning: any
-    AccumulateGrad* accumulator;
+    std::weak_ptr<GradientPlace> place;
   };
   static constexpr int kLearning = std::numeric_limits<int>::min();
 
@@ -135,7 +151,7 @@ class RunningNode {
     graph_task_ = graph_task;
     node_ = node;
     made_.clear();
-    stores_ = dynamic_cast<AccumulateGrad*>(node);
+    stores_ = as_accumulator(node);
     add(stores_);
     for (const torch::autograd::Edge& edge : node->next_edges()) {
       add(accumulator_behind(edge.function.get()));
@@ -152,7 +168,7 @@ class RunningNode {
 
   auto made_by(std::size_t bytes, int ordinal) const {
     const auto [first, last] =
-        std::equal_range(made_.begin(), made_.end(), Made{bytes, ordinal, nullptr}, comes_before);
+        std::equal_range(made_.begin(), made_.end(), Made{bytes, ordinal, {}}, comes_before);
     return std::span<const Made>(first, last);
   }
 
@@ -163,8 +179,9 @@ class RunningNode {
 
   void add(AccumulateGrad* accumulator) {
     if (accumulator != nullptr && accumulator->variable.defined() && will_run(accumulator)) {
-      if (const auto expected = table().expected(*accumulator)) {
-        made_.push_back({expected->bytes, expected->ordinal.value_or(kLearning), accumulator});
+      if (auto expected = table().expected(*accumulator); expected.place) {
+        made_.push_back(
+            {expected.bytes, expected.ordinal.value_or(kLearning), std::move(expected.place)});
       }
     }
   }
@@ -177,7 +194,7 @@ class RunningNode {
 };
 
 struct Onlooker {
-  Parameter parameter;
+  std::weak_ptr<GradientPlace> place;
   GradientRequest request;
 };
 
@@ -193,17 +210,21 @@ void begin_step_of(GradientPlaces::Owner& owner) {
   owner.begin_step();
 }
 
-// The parameter's place, if the request is for its gradient.
-void* lend_for(const AccumulateGrad& accumulator, const GradientRequest& request) {
-  GradientPlaceTable::Answer answer = table().lend(accumulator, request);
+// The place, if the request is for its gradient.
+c10::DataPtr lend_for(const std::weak_ptr<GradientPlace>& known, const GradientRequest& request) {
+  const std::shared_ptr<GradientPlace> place = known.lock();
+  if (!place) {
+    return {};
+  }
+  GradientPlaceTable::Answer answer = table().lend(*place, request);
   if (answer.ask) {
     begin_step_of(*answer.ask);
-    answer = table().lend(accumulator, request);
+    answer = table().lend(*place, request);
   }
-  if (answer.place == nullptr && answer.is_onlooker) {
-    onlookers.push_back({accumulator.variable.unsafeGetTensorImpl(), request});
+  if (!answer.lent && answer.is_onlooker) {
+    onlookers.push_back({known, request});
   }
-  return answer.place;
+  return std::move(answer.lent);
 }
 
 void wrap_allocator(c10::Device device) {
@@ -228,11 +249,14 @@ void GradientPlaces::set(const std::vector<at::Tensor>& parameters,
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     const at::Tensor& parameter = parameters[i];
     if (parts[i].nbytes() >= kLeastBytes && parameter.is_contiguous() && parameter.is_leaf()) {
-      table().set(parameter.unsafeGetTensorImpl(), {.model = this,
-                                                    .index = i,
-                                                    .accumulator = accumulator_with_hook(parameter),
-                                                    .part = parts[i],
-                                                    .bytes = parts[i].nbytes()});
+      table().set(parameter.unsafeGetTensorImpl(),
+                  std::make_shared<GradientPlace>(
+                      GradientPlace{.model = this,
+                                    .index = i,
+                                    .accumulator = accumulator_with_hook(parameter),
+                                    .part = parts[i],
+                                    .bytes = parts[i].nbytes(),
+                                    .loan = std::make_shared<GradientLoan>()}));
     }
   }
 }
@@ -244,31 +268,34 @@ void GradientPlaces::set(std::size_t index, const at::Tensor& parameter,
     return;
   }
   wrap_allocator(part.device());
+  std::shared_ptr<GradientLoan> loan = pack->loan(index_in_pack);
   table().set(parameter.unsafeGetTensorImpl(),
-              {.model = this,
-               .index = index,
-               .accumulator = torch::autograd::impl::grad_accumulator(parameter),
-               .pack = std::move(pack),
-               .index_in_pack = index_in_pack,
-               .bytes = part.nbytes(),
-               .device = part.device()});
+              std::make_shared<GradientPlace>(
+                  GradientPlace{.model = this,
+                                .index = index,
+                                .accumulator = torch::autograd::impl::grad_accumulator(parameter),
+                                .pack = std::move(pack),
+                                .index_in_pack = index_in_pack,
+                                .bytes = part.nbytes(),
+                                .device = part.device(),
+                                .loan = std::move(loan)}));
 }
 
 bool may_have_place(std::size_t bytes, c10::DeviceType type) {
   return table().may_have_size(bytes, type);
 }
 
-void* lend_place(std::size_t bytes, c10::Device device) {
+c10::DataPtr lend_place(std::size_t bytes, c10::Device device) {
   if (is_asking) {
-    return nullptr;
+    return {};
   }
   onlookers.clear();
   if (c10::GradMode::is_enabled()) {
-    return nullptr;
+    return {};
   }
   const auto node = torch::autograd::get_current_node();
   if (!node) {
-    return nullptr;
+    return {};
   }
   static thread_local RunningNode running;
   const int graph_task = torch::autograd::get_current_graph_task_id();
@@ -276,13 +303,13 @@ void* lend_place(std::size_t bytes, c10::Device device) {
   const GradientRequest request{bytes, device, graph_task, running.next(bytes)};
   for (const int ordinal : {request.ordinal, RunningNode::kLearning}) {
     for (const RunningNode::Made& made : running.made_by(bytes, ordinal)) {
-      if (void* const place = lend_for(*made.accumulator, request)) {
+      if (c10::DataPtr lent = lend_for(made.place, request)) {
         onlookers.clear();
-        return place;
+        return lent;
       }
     }
   }
-  return nullptr;
+  return {};
 }
 
 void made_elsewhere(const void* address) {
@@ -290,23 +317,19 @@ void made_elsewhere(const void* address) {
     return;
   }
   for (const Onlooker& onlooker : onlookers) {
-    table().see(onlooker.parameter, onlooker.request, address);
+    if (const std::shared_ptr<GradientPlace> place = onlooker.place.lock()) {
+      table().see(*place, onlooker.request, address);
+    }
   }
   onlookers.clear();
 }
-
-bool give_place_back(void* address) { return table().give_back(address); }
-
-bool is_lent(const void* address) { return table().is_lent(address); }
 
 void note_stored(const at::Tensor& parameter) {
   table().learn(parameter.unsafeGetTensorImpl(), parameter.grad());
 }
 
-void note_settled(const void* address) { table().note_settled(address); }
+c10::Storage leave_place(GradientLoan& loan) { return table().leave(loan); }
 
-c10::Storage leave_place(const void* address) { return table().leave(address); }
-
-bool forsake_if_lent(const GradientPack& pack) { return table().forsake_if_lent(pack); }
+void forsake_places(const GradientPack& pack) { table().forsake(pack); }
 
 }  // namespace horon::torch_backend

@@ -28,13 +28,16 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/Allocator.h>
 #include <c10/core/Device.h>
+#include <c10/core/Storage.h>
 
 #include <atomic>
 #include <cstddef>
 #include <memory>
 #include <vector>
 
+#include "gradient_loan.h"
 #include "gradient_pack.h"
 
 namespace horon::torch_backend {
@@ -85,25 +88,18 @@ bool may_have_place(std::size_t bytes, c10::DeviceType type);
 
 // The place for what the backward pass allocates right now; null: anywhere, and then
 // made_elsewhere() has to be told where, before this thread allocates again.
-void* lend_place(std::size_t bytes, c10::Device device);
+c10::DataPtr lend_place(std::size_t bytes, c10::Device device);
 void made_elsewhere(const void* address);
 
-// What lies there is freed. False: it is no place.
-bool give_place_back(void* address);
-bool is_lent(const void* address);
+// What was lent is ordinary memory from now on: the pack gets other memory. Returns what holds it.
+c10::Storage leave_place(GradientLoan& loan);
 
-// What was lent there is ordinary memory from now on: the pack gets other memory. Returns what
-// holds it.
-c10::Storage leave_place(const void* address);
-
-// For packs: what the parameter's gradient has become in this step.
+// For packs: what the parameter's gradient has become in this step, if it was not made in its
+// place.
 void note_stored(const at::Tensor& parameter);
 
-// For packs: what was lent there has become a view, and what is left of it will not be read.
-void note_settled(const void* address);
-
-// For packs: whether anything lies in its memory that is not a view of it. No gradient of that size
+// For packs, where something lies in its memory that is not a view of it: no gradient of that size
 // is made in its place from now on.
-bool forsake_if_lent(const GradientPack& pack);
+void forsake_places(const GradientPack& pack);
 
 }  // namespace horon::torch_backend

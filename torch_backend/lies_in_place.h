@@ -5,6 +5,11 @@
 
 namespace horon::torch_backend {
 
+// Where it begins; null: nowhere.
+inline const void* address_of(const at::Tensor& gradient) {
+  return gradient.defined() && gradient.has_storage() ? gradient.const_data_ptr() : nullptr;
+}
+
 // Same memory, layout and meaning, so that the place, a tensor, can stand for it.
 inline bool lies_in_place(const at::Tensor& gradient, const at::Tensor& place) {
   return gradient.defined() && gradient.device() == place.device() &&

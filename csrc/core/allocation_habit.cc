@@ -12,8 +12,8 @@ void AllocationHabit::see(int run, int ordinal, const void* address) {
   seen_.emplace_back(address, ordinal);
 }
 
-void AllocationHabit::learn(const void* result) {
-  if (seen_.empty()) {
+void AllocationHabit::learn(int run, const void* result) {
+  if (run != run_ || seen_.empty()) {
     return;
   }
   // The last one: what was allocated before it may have been there and gone.

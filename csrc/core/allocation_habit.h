@@ -23,9 +23,9 @@ class AllocationHabit {
   // the one that will be the result. What an earlier run has left unfinished is forgotten.
   void see(int run, int ordinal, const void* address);
 
-  // The result lies there; null: nowhere. If that is not where it was expected, it has to be
-  // learned again. Without allocations that were seen, nothing changes.
-  void learn(const void* result);
+  // The result of that run lies there; null: nowhere. If that is not where it was expected, it has
+  // to be learned again. Without allocations that were seen in it, nothing changes.
+  void learn(int run, const void* result);
 
  private:
   static constexpr int kMostMisses = 4;

@@ -96,16 +96,7 @@ std::optional<std::size_t> arena_bytes_from_environment() {
 
 bool may_move_threads_from_environment() { return read_switch("HORON_MOVE_THREADS", true); }
 
-GradientsInPlace gradients_in_place_from_environment() {
-  const char* text = std::getenv("HORON_GRADIENTS_IN_PLACE");
-  const std::string_view value = text == nullptr || *text == '\0' ? "auto" : text;
-  if (value != "auto" && value != "on" && value != "off") {
-    throw UsageError(
-        concat("HORON_GRADIENTS_IN_PLACE: expected auto, on or off, got '", value, "'."));
-  }
-  return value == "auto" ? GradientsInPlace::kOnGpus
-                         : (value == "on" ? GradientsInPlace::kOn : GradientsInPlace::kOff);
-}
+bool gradients_in_place_from_environment() { return read_switch("HORON_GRADIENTS_IN_PLACE", true); }
 
 void Options::validate() const {
   if (claiming != "auto" && claiming != "on" && claiming != "off") {

@@ -83,11 +83,9 @@ std::optional<std::size_t> arena_bytes_from_environment();
 // or off). A setting of the process. Throws UsageError for other values.
 bool may_move_threads_from_environment();
 
-// HORON_GRADIENTS_IN_PLACE: where the backward pass makes small gradients right in
-// DistributedOptimizer's buckets, into which they are copied otherwise: on GPUs (auto, the
-// default), on CPUs, too (on), or nowhere (off). A setting of the process. Throws UsageError for
-// other values.
-enum class GradientsInPlace { kOff, kOnGpus, kOn };
-GradientsInPlace gradients_in_place_from_environment();
+// HORON_GRADIENTS_IN_PLACE: whether the backward pass makes small gradients right in
+// DistributedOptimizer's buckets (on, the default), or they are copied there (off). A setting of
+// the process. Throws UsageError for other values.
+bool gradients_in_place_from_environment();
 
 }  // namespace horon

@@ -20,7 +20,7 @@ void run(AllocationHabit& habit, int number, int n_allocations, const void* resu
       habit.see(number, i, at(i));
     }
   }
-  habit.learn(result);
+  habit.learn(number, result);
 }
 
 }  // namespace
@@ -67,7 +67,7 @@ TEST_CASE("allocation habit: the last one at an address counts") {
   AllocationHabit habit;
   habit.see(1, 0, at(3));  // and freed
   habit.see(1, 1, at(3));
-  habit.learn(at(3));
+  habit.learn(1, at(3));
   REQUIRE(habit.ordinal() == 1);
 }
 
@@ -75,13 +75,24 @@ TEST_CASE(
     "allocation habit: nothing is learned of a run without allocations, or of an unfinished one") {
   AllocationHabit habit;
   for (int i = 0; i < 10; ++i) {
-    habit.learn(at(0));
+    habit.learn(i, at(0));
   }
   REQUIRE_FALSE(habit.is_hopeless());
   habit.see(1, 0, at(0));  // fails
   habit.see(2, 5, at(1));
-  habit.learn(at(0));
+  habit.learn(2, at(0));
   REQUIRE_FALSE(habit.ordinal());
+}
+
+TEST_CASE("allocation habit: what one run has allocated says nothing of another one's result") {
+  AllocationHabit habit;
+  run(habit, 0, 3, at(2));
+  for (int number = 1; number < 20; ++number) {
+    habit.see(2 * number, 2, at(2));     // the result, as expected: not said
+    habit.learn(2 * number + 1, at(5));  // the next run allocates nothing
+    REQUIRE(habit.ordinal() == 2);
+  }
+  REQUIRE_FALSE(habit.is_hopeless());
 }
 
 TEST_CASE("allocation counter: by size, from 0 in each node of each run") {

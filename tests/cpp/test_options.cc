@@ -126,12 +126,9 @@ TEST_CASE("whether threads may be moved comes from the environment") {
   REQUIRE(contains(text_of(error), "HORON_MOVE_THREADS: expected on or off, got 'no'"));
 }
 
-TEST_CASE("where gradients are made in their places comes from the environment") {
+TEST_CASE("whether gradients are made in their places comes from the environment") {
   for (const auto& [value, expected] :
-       std::map<std::string, GradientsInPlace>{{"", GradientsInPlace::kOnGpus},
-                                               {"auto", GradientsInPlace::kOnGpus},
-                                               {"on", GradientsInPlace::kOn},
-                                               {"off", GradientsInPlace::kOff}}) {
+       std::map<std::string, bool>{{"", true}, {"on", true}, {"off", false}}) {
     const Environment environment(
         std::map<std::string, std::string>{{"HORON_GRADIENTS_IN_PLACE", value}});
     REQUIRE(gradients_in_place_from_environment() == expected);
@@ -140,7 +137,7 @@ TEST_CASE("where gradients are made in their places comes from the environment")
       std::map<std::string, std::string>{{"HORON_GRADIENTS_IN_PLACE", "1"}});
   const std::exception_ptr error = error_of([] { gradients_in_place_from_environment(); });
   REQUIRE(threw<UsageError>(error));
-  REQUIRE(contains(text_of(error), "HORON_GRADIENTS_IN_PLACE: expected auto, on or off, got '1'"));
+  REQUIRE(contains(text_of(error), "HORON_GRADIENTS_IN_PLACE: expected on or off, got '1'"));
 }
 
 TEST_CASE("rings of a group get less the more ranks there are") {

@@ -16,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include "gradient_loan.h"
 #include "gradient_places.h"
 
 namespace horon::torch_backend {
@@ -35,8 +36,8 @@ class GradientCudaAllocator final : public caching::CUDAAllocator {
       return before_->allocate(bytes);
     }
     const c10::Device device(c10::kCUDA, c10::cuda::current_device());
-    if (void* const place = lend_place(bytes, device)) {
-      return {place, place, &free_place, device};
+    if (c10::DataPtr lent = lend_place(bytes, device)) {
+      return lent;
     }
     c10::DataPtr made = before_->allocate(bytes);
     made_elsewhere(made.get());
@@ -47,10 +48,10 @@ class GradientCudaAllocator final : public caching::CUDAAllocator {
   c10::DeleterFnPtr raw_deleter() const override { return before_->raw_deleter(); }
 
   void recordStream(const c10::DataPtr& pointer, c10::cuda::CUDAStream stream) override {
-    if (pointer.get_deleter() != &free_place) {
+    if (GradientLoan* const loan = GradientLoan::of(pointer)) {
+      before_->recordStream(leave_place(*loan).data_ptr(), stream);
+    } else {
       before_->recordStream(pointer, stream);
-    } else if (const c10::Storage memory = leave_place(pointer.get())) {
-      before_->recordStream(memory.data_ptr(), stream);
     }
   }
 
@@ -240,8 +241,6 @@ class GradientCudaAllocator final : public caching::CUDAAllocator {
   }
 
  private:
-  static void free_place(void* data) { give_place_back(data); }
-
   caching::CUDAAllocator* const before_;
   std::mutex mutex_;
   std::multiset<std::pair<c10::DeviceIndex, c10::MempoolId_t>> routes_;  // open; guarded by mutex_
