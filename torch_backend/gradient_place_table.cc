@@ -101,6 +101,7 @@ void GradientPlaceTable::set(Parameter parameter, SharedPlace place) {
       place->loan = known->loan;
     }
   }
+  place->set_in = torch::autograd::get_current_graph_task_id();
   place->is_misfit = misfits_.contains({place->model, place->bytes});
   add_size(*place);
   std::swap(known, place);  // the old one dies after the lock
@@ -117,18 +118,27 @@ void GradientPlaceTable::forget(const GradientPlaces* model) {
   }
 }
 
-GradientPlaceTable::Expected GradientPlaceTable::expected(const Accumulator& accumulator) {
+GradientPlaceTable::Expected GradientPlaceTable::expected(const Accumulator& accumulator,
+                                                          int graph_task) {
   const std::lock_guard lock(mutex_);
   const auto found = places_.find(accumulator.variable.unsafeGetTensorImpl());
-  if (found == places_.end() || found->second->accumulator.get() != &accumulator ||
-      !wants_one(*found->second)) {
+  if (found == places_.end() || found->second->accumulator.get() != &accumulator) {
     return {};
   }
   const SharedPlace& place = found->second;
-  return {place, place->bytes, place->habit.ordinal()};
+  if (place->graph_task != graph_task) {
+    place->graph_task = graph_task;
+    place->n_nodes = 0;
+  }
+  const int node = place->n_nodes++;
+  const std::optional<AllocationNumber> number = place->habit.number();
+  if (!wants_one(*place) || place->set_in == graph_task || (number && number->node != node)) {
+    return {};
+  }
+  return {place, place->bytes, node, number ? std::optional(number->in_node) : std::nullopt};
 }
 
-GradientPlaceTable::Answer GradientPlaceTable::lend(GradientPlace& place,
+GradientPlaceTable::Answer GradientPlaceTable::lend(GradientPlace& place, int node,
                                                     const GradientRequest& request) {
   std::shared_ptr<GradientPlaces::Owner> owner;  // may be the last one who holds it: after the lock
   const std::lock_guard lock(mutex_);
@@ -136,7 +146,8 @@ GradientPlaceTable::Answer GradientPlaceTable::lend(GradientPlace& place,
     return {};
   }
   Answer answer{.is_onlooker = true};
-  if (place.habit.ordinal() != request.ordinal) {
+  const AllocationNumber number{node, request.number};
+  if (place.habit.number() != number) {
     return answer;
   }
   owner = place.model->owner();
@@ -153,15 +164,15 @@ GradientPlaceTable::Answer GradientPlaceTable::lend(GradientPlace& place,
     return answer;
   }
   const auto& holder = place.pack ? place.pack->buffer() : place.part;
-  place.habit.see(request.graph_task, request.ordinal, address);
+  place.habit.see(request.graph_task, number, address);
   answer.lent = place.loan->lend(address, holder.storage(), place.device);
   return answer;
 }
 
-void GradientPlaceTable::see(GradientPlace& place, const GradientRequest& request,
+void GradientPlaceTable::see(GradientPlace& place, int node, const GradientRequest& request,
                              const void* address) {
   const std::lock_guard lock(mutex_);
-  place.habit.see(request.graph_task, request.ordinal, address);
+  place.habit.see(request.graph_task, {node, request.number}, address);
 }
 
 void GradientPlaceTable::learn(Parameter parameter, const at::Tensor& gradient) {

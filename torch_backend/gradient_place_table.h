@@ -34,7 +34,7 @@ struct GradientRequest {
   int graph_task;
   // Among those of the same size that the node has made since it runs: 0, 1, ... by one that makes
   // gradients, -1, -2, ... by the one that stores a gradient, which may copy it.
-  int ordinal;
+  int number;
 };
 
 // Where a parameter's gradient belongs. What changes of it is guarded by its table.
@@ -50,6 +50,9 @@ struct GradientPlace {
   c10::Device device{c10::kCPU};
   std::shared_ptr<GradientLoan> loan;  // of the pack, which has others
   AllocationHabit habit;
+  int set_in = -1;      // the backward pass, of which only a part comes by
+  int graph_task = -1;  // the last one that came by, and how many of its nodes did
+  int n_nodes = 0;
   bool is_used = true;     // false: it was forgotten, or has got a successor
   bool is_misfit = false;  // something else than a gradient of that size and model was in its place
 
@@ -71,14 +74,15 @@ class GradientPlaceTable {
     return (sizes.words[word_of(bytes)].load(std::memory_order_relaxed) & bit_of(bytes)) != 0;
   }
 
-  // What is to be allocated for the parameter's gradient in this pass; without a place if that does
-  // not matter.
+  // What a node allocates for the parameter's gradient, to be asked for once by each that may;
+  // without a place if nothing of it matters.
   struct Expected {
     std::shared_ptr<GradientPlace> place;
     std::size_t bytes = 0;
-    std::optional<int> ordinal;  // nothing: any that is seen
+    int node = 0;               // which of those that asked in this pass
+    std::optional<int> number;  // nothing: any that is seen
   };
-  Expected expected(const Accumulator& accumulator);
+  Expected expected(const Accumulator& accumulator, int graph_task);
 
   // The place, if the request is for its gradient.
   struct Answer {
@@ -86,9 +90,9 @@ class GradientPlaceTable {
     bool is_onlooker = false;                    // wants to see where it is made instead
     std::shared_ptr<GradientPlaces::Owner> ask;  // has to begin the step before it can be lent
   };
-  Answer lend(GradientPlace& place, const GradientRequest& request);
+  Answer lend(GradientPlace& place, int node, const GradientRequest& request);
   // What was not lent was made there.
-  void see(GradientPlace& place, const GradientRequest& request, const void* address);
+  void see(GradientPlace& place, int node, const GradientRequest& request, const void* address);
 
   // What has become the parameter's gradient in this backward pass.
   void learn(Parameter parameter, const at::Tensor& gradient);

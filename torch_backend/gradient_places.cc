@@ -139,8 +139,9 @@ class RunningNode {
  public:
   struct Made {
     std::size_t bytes;
-    int ordinal;  // kLearning: any
+    int number;  // kLearning: any
     std::weak_ptr<GradientPlace> place;
+    int node;
   };
   static constexpr int kLearning = std::numeric_limits<int>::min();
 
@@ -166,22 +167,22 @@ class RunningNode {
     return stores_ != nullptr ? -1 - number : number;
   }
 
-  auto made_by(std::size_t bytes, int ordinal) const {
+  auto made_by(std::size_t bytes, int number) const {
     const auto [first, last] =
-        std::equal_range(made_.begin(), made_.end(), Made{bytes, ordinal, {}}, comes_before);
+        std::equal_range(made_.begin(), made_.end(), Made{bytes, number, {}, 0}, comes_before);
     return std::span<const Made>(first, last);
   }
 
  private:
   static bool comes_before(const Made& a, const Made& b) {
-    return std::pair(a.bytes, a.ordinal) < std::pair(b.bytes, b.ordinal);
+    return std::pair(a.bytes, a.number) < std::pair(b.bytes, b.number);
   }
 
   void add(AccumulateGrad* accumulator) {
     if (accumulator != nullptr && accumulator->variable.defined() && will_run(accumulator)) {
-      if (auto expected = table().expected(*accumulator); expected.place) {
-        made_.push_back(
-            {expected.bytes, expected.ordinal.value_or(kLearning), std::move(expected.place)});
+      if (auto expected = table().expected(*accumulator, graph_task_); expected.place) {
+        made_.push_back({expected.bytes, expected.number.value_or(kLearning),
+                         std::move(expected.place), expected.node});
       }
     }
   }
@@ -195,6 +196,7 @@ class RunningNode {
 
 struct Onlooker {
   std::weak_ptr<GradientPlace> place;
+  int node;
   GradientRequest request;
 };
 
@@ -211,18 +213,18 @@ void begin_step_of(GradientPlaces::Owner& owner) {
 }
 
 // The place, if the request is for its gradient.
-c10::DataPtr lend_for(const std::weak_ptr<GradientPlace>& known, const GradientRequest& request) {
-  const std::shared_ptr<GradientPlace> place = known.lock();
+c10::DataPtr lend_for(const RunningNode::Made& made, const GradientRequest& request) {
+  const std::shared_ptr<GradientPlace> place = made.place.lock();
   if (!place) {
     return {};
   }
-  GradientPlaceTable::Answer answer = table().lend(*place, request);
+  GradientPlaceTable::Answer answer = table().lend(*place, made.node, request);
   if (answer.ask) {
     begin_step_of(*answer.ask);
-    answer = table().lend(*place, request);
+    answer = table().lend(*place, made.node, request);
   }
   if (!answer.lent && answer.is_onlooker) {
-    onlookers.push_back({known, request});
+    onlookers.push_back({made.place, made.node, request});
   }
   return std::move(answer.lent);
 }
@@ -301,9 +303,9 @@ c10::DataPtr lend_place(std::size_t bytes, c10::Device device) {
   const int graph_task = torch::autograd::get_current_graph_task_id();
   running.come_to(graph_task, node.get());
   const GradientRequest request{bytes, device, graph_task, running.next(bytes)};
-  for (const int ordinal : {request.ordinal, RunningNode::kLearning}) {
-    for (const RunningNode::Made& made : running.made_by(bytes, ordinal)) {
-      if (c10::DataPtr lent = lend_for(made.place, request)) {
+  for (const int number : {request.number, RunningNode::kLearning}) {
+    for (const RunningNode::Made& made : running.made_by(bytes, number)) {
+      if (c10::DataPtr lent = lend_for(made, request)) {
         onlookers.clear();
         return lent;
       }
@@ -318,7 +320,7 @@ void made_elsewhere(const void* address) {
   }
   for (const Onlooker& onlooker : onlookers) {
     if (const std::shared_ptr<GradientPlace> place = onlooker.place.lock()) {
-      table().see(*place, onlooker.request, address);
+      table().see(*place, onlooker.node, onlooker.request, address);
     }
   }
   onlookers.clear();

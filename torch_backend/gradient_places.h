@@ -4,12 +4,13 @@
 // Note [Gradients in their places]
 // With gradient_as_bucket_view=True a parameter's .grad is a part of a bucket, into which DDP
 // copies what the backward pass has made elsewhere. DistributedOptimizer's packs do the same
-// (decision 0027 says where). The copy is saved by making the gradient in its place to begin with:
+// (decision 0027). The copy is saved by making the gradient in its place to begin with:
 // 1. The wrapped allocator (Note [Gradients in the arena]; on GPUs, Note [Gradients on GPUs] in
 //    cuda/gradient_cuda_allocator.h), asked for memory of a gradient's size in a backward pass,
 //    looks for which parameters the node that runs makes gradients. It learns which of the node's
 //    allocations of that size becomes the gradient, and from the next pass on lends the place of a
-//    parameter that has none yet to just that one.
+//    parameter that has none yet to just that one. Where a parameter is used several times, the
+//    nodes that make parts of its gradient, and its sum, are told apart by their order.
 // 2. With DDP, a hook sees the gradient before autograd stores it. If it lies in its place and is
 //    nobody else's, the hook makes it a view of the bucket, and nothing is left to copy. In a pack
 //    it stays an ordinary tensor until the pack comes to write (GradientPack::settle): a hook of

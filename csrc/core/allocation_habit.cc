@@ -4,12 +4,12 @@
 
 namespace horon {
 
-void AllocationHabit::see(int run, int ordinal, const void* address) {
+void AllocationHabit::see(int run, AllocationNumber number, const void* address) {
   if (run_ != run) {
     run_ = run;
     seen_.clear();
   }
-  seen_.emplace_back(address, ordinal);
+  seen_.emplace_back(address, number);
 }
 
 void AllocationHabit::learn(int run, const void* result) {
@@ -20,9 +20,9 @@ void AllocationHabit::learn(int run, const void* result) {
   const auto found = std::find_if(seen_.rbegin(), seen_.rend(),
                                   [result](const auto& seen) { return seen.first == result; });
   if (found != seen_.rend()) {
-    ordinal_ = found->second;
+    number_ = found->second;
   } else {
-    ordinal_.reset();
+    number_.reset();
     ++n_misses_;
   }
   seen_.clear();

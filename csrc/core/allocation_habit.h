@@ -10,18 +10,26 @@
 
 namespace horon {
 
+// Which of a run's allocations.
+struct AllocationNumber {
+  int node = 0;     // which of those that may make the result
+  int in_node = 0;  // by whatever the caller numbers them
+
+  bool operator==(const AllocationNumber&) const = default;
+};
+
 // What it has learned about one result. Thread safety: one thread at a time.
 class AllocationHabit {
  public:
   // The allocation that will be the result; nothing while that is being learned.
-  std::optional<int> ordinal() const { return ordinal_; }
+  std::optional<AllocationNumber> number() const { return number_; }
 
   // Results were so often not where they were expected that it makes no sense to go on.
   bool is_hopeless() const { return n_misses_ >= kMostMisses; }
 
   // The allocation with this number, in that run, is there: all have to be seen to learn, then only
   // the one that will be the result. What an earlier run has left unfinished is forgotten.
-  void see(int run, int ordinal, const void* address);
+  void see(int run, AllocationNumber number, const void* address);
 
   // The result of that run lies there; null: nowhere. If that is not where it was expected, it has
   // to be learned again. Without allocations that were seen in it, nothing changes.
@@ -30,10 +38,10 @@ class AllocationHabit {
  private:
   static constexpr int kMostMisses = 4;
 
-  std::optional<int> ordinal_;
+  std::optional<AllocationNumber> number_;
   int n_misses_ = 0;
   int run_ = -1;
-  std::vector<std::pair<const void*, int>> seen_;  // in this run: address, ordinal
+  std::vector<std::pair<const void*, AllocationNumber>> seen_;  // in this run: where, which
 };
 
 // Counts the allocations of each size in what runs now. Thread safety: one thread at a time.

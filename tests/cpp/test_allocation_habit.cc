@@ -16,8 +16,8 @@ const void* at(int i) { return &kMemory.at(static_cast<std::size_t>(i)); }
 // A run in which the allocations are at 0, 1, 2, ..., and the result at one of these, or elsewhere.
 void run(AllocationHabit& habit, int number, int n_allocations, const void* result) {
   for (int i = 0; i < n_allocations; ++i) {
-    if (!habit.ordinal() || habit.ordinal() == i) {
-      habit.see(number, i, at(i));
+    if (const AllocationNumber one{0, i}; !habit.number() || habit.number() == one) {
+      habit.see(number, one, at(i));
     }
   }
   habit.learn(number, result);
@@ -28,10 +28,10 @@ void run(AllocationHabit& habit, int number, int n_allocations, const void* resu
 TEST_CASE("allocation habit: learned by the first run") {
   for (int result = 0; result < 3; ++result) {
     AllocationHabit habit;
-    REQUIRE_FALSE(habit.ordinal());
+    REQUIRE_FALSE(habit.number());
     for (int number = 1; number < 20; ++number) {
       run(habit, number, 3, at(result));
-      REQUIRE(habit.ordinal() == result);
+      REQUIRE(habit.number() == AllocationNumber{0, result});
     }
     REQUIRE_FALSE(habit.is_hopeless());
   }
@@ -44,9 +44,9 @@ TEST_CASE(
     REQUIRE_FALSE(habit.is_hopeless());
     run(habit, 3 * change, 2, at(change % 2));
     run(habit, 3 * change + 1, 2, at(change % 2));
-    REQUIRE(habit.ordinal() == change % 2);
+    REQUIRE(habit.number() == AllocationNumber{0, change % 2});
     run(habit, 3 * change + 2, 2, at(1 - change % 2));
-    REQUIRE_FALSE(habit.ordinal());
+    REQUIRE_FALSE(habit.number());
   }
   REQUIRE(habit.is_hopeless());
 }
@@ -57,7 +57,7 @@ TEST_CASE("allocation habit: results from elsewhere are hopeless") {
     for (int number = 0; number < 4; ++number) {
       REQUIRE_FALSE(habit.is_hopeless());
       run(habit, number, 2, result);
-      REQUIRE_FALSE(habit.ordinal());
+      REQUIRE_FALSE(habit.number());
     }
     REQUIRE(habit.is_hopeless());
   }
@@ -65,10 +65,10 @@ TEST_CASE("allocation habit: results from elsewhere are hopeless") {
 
 TEST_CASE("allocation habit: the last one at an address counts") {
   AllocationHabit habit;
-  habit.see(1, 0, at(3));  // and freed
-  habit.see(1, 1, at(3));
+  habit.see(1, {0, 0}, at(3));  // and freed
+  habit.see(1, {0, 1}, at(3));
   habit.learn(1, at(3));
-  REQUIRE(habit.ordinal() == 1);
+  REQUIRE(habit.number() == AllocationNumber{0, 1});
 }
 
 TEST_CASE(
@@ -78,19 +78,34 @@ TEST_CASE(
     habit.learn(i, at(0));
   }
   REQUIRE_FALSE(habit.is_hopeless());
-  habit.see(1, 0, at(0));  // fails
-  habit.see(2, 5, at(1));
+  habit.see(1, {0, 0}, at(0));  // fails
+  habit.see(2, {0, 5}, at(1));
   habit.learn(2, at(0));
-  REQUIRE_FALSE(habit.ordinal());
+  REQUIRE_FALSE(habit.number());
 }
 
 TEST_CASE("allocation habit: what one run has allocated says nothing of another one's result") {
   AllocationHabit habit;
   run(habit, 0, 3, at(2));
   for (int number = 1; number < 20; ++number) {
-    habit.see(2 * number, 2, at(2));     // the result, as expected: not said
-    habit.learn(2 * number + 1, at(5));  // the next run allocates nothing
-    REQUIRE(habit.ordinal() == 2);
+    habit.see(2 * number, {0, 2}, at(2));  // the result, as expected: not said
+    habit.learn(2 * number + 1, at(5));    // the next run allocates nothing
+    REQUIRE(habit.number() == AllocationNumber{0, 2});
+  }
+  REQUIRE_FALSE(habit.is_hopeless());
+}
+
+TEST_CASE("allocation habit: nodes that make parts of the result are told apart") {
+  AllocationHabit habit;
+  for (int number = 1; number < 20; ++number) {
+    for (int node = 0; node < 3; ++node) {
+      const AllocationNumber one{node, 0};
+      if (!habit.number() || habit.number() == one) {
+        habit.see(number, one, at(number % 2 + node));
+      }
+    }
+    habit.learn(number, at(number % 2 + 2));
+    REQUIRE(habit.number() == AllocationNumber{2, 0});
   }
   REQUIRE_FALSE(habit.is_hopeless());
 }

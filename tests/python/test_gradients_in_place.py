@@ -176,6 +176,74 @@ def _one_node(rank: int, size: int, device: str) -> None:
             watched.step()
 
 
+def _used_several_times(rank: int, size: int, device: str) -> None:
+    """Gradients that are sums: autograd adds to the first part, or, if that is a view, makes each sum anew."""
+    import torch
+
+    with horovod() as hvd:
+        watched = _Watched(hvd, _parameters(device, [(30, 10), (300,), (64,)]))
+        turned, plain, once = watched.parameters
+        for step in range(2 * STEPS):
+            uses = 2 if step == STEPS else 3
+            watched.optimizer.zero_grad()
+            losses = [once * _factor((64,), 2, rank, step).to(device)]
+            for use in range(uses):
+                losses.append(turned.t() * _factor((10, 30), use, rank, step).to(device))
+                losses.append(plain * _factor((300,), use, rank, step).to(device))
+            torch.autograd.backward(losses, [torch.ones(loss.shape).to(device) for loss in losses])
+            watched.optimizer.synchronize()
+            if step >= LEARNED and step not in (STEPS, STEPS + 1, STEPS + 2):
+                assert all(watched.in_place()), f"step {step}: {watched.in_place()}"
+            for parameter, shape in ((turned.grad.t(), (10, 30)), (plain.grad, (300,))):
+                wanted = sum(_factor(shape, use, (size - 1) / 2, step) for use in range(uses))
+                assert torch.equal(parameter.cpu(), wanted), f"step {step}"
+            watched.step()
+
+
+def _layers(rank: int, size: int, device: str) -> None:
+    """What models are made of: nothing of it is copied, and the gradients are those of the average of the losses."""
+    import torch
+    from torch import nn
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.picture = nn.Sequential(
+                nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(288, 16)
+            )
+            self.words = nn.Embedding(20, 16)
+            self.reader = nn.TransformerEncoderLayer(16, 4, 40, dropout=0.0, batch_first=True)
+            self.memory = nn.GRU(16, 16, batch_first=True)
+            self.norm = nn.LayerNorm(16)
+
+        def forward(self, pictures: torch.Tensor, words: torch.Tensor) -> torch.Tensor:
+            read = self.reader(self.words(words) + self.picture(pictures).unsqueeze(1))
+            return self.norm(self.memory(read)[0])  # type: ignore[no-any-return]
+
+    def loss_of(model: Model, rank: int, step: int) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(10 * step + rank)
+        pictures = torch.randn(4, 3, 8, 8, generator=generator)
+        words = torch.randint(0, 20, (4, 5), generator=generator)
+        weights = torch.randn(4, 5, 16, generator=generator)
+        return (model(pictures, words) * weights).sum()
+
+    with horovod() as hvd:
+        torch.manual_seed(1)
+        model, plain = Model().eval(), Model().eval()
+        plain.load_state_dict(model.state_dict())
+        watched = _Watched(hvd, list(model.parameters()))
+        for step in range(STEPS):
+            watched.optimizer.zero_grad()
+            loss_of(model, rank, step).backward()  # type: ignore[no-untyped-call]
+            watched.optimizer.synchronize()
+            assert all(watched.in_place()) or step < LEARNED, f"step {step}: {watched.in_place()}"
+            plain.zero_grad()
+            for r in range(size):
+                (loss_of(plain, r, step) / size).backward()  # type: ignore[no-untyped-call]
+            for p, q in zip(model.parameters(), plain.parameters(), strict=True):
+                torch.testing.assert_close(p.grad, q.grad, rtol=1e-4, atol=1e-4)
+
+
 def _options(rank: int, size: int, device: str) -> None:
     with horovod() as hvd:
         for arguments, set_to_none, in_place in [
@@ -521,9 +589,7 @@ def _pools(rank: int, size: int, device: str) -> None:
 def _mistyped(rank: int, size: int, device: str) -> None:
     with horovod() as hvd:
         watched = _Watched(hvd, _parameters(device))
-        expect_error(
-            lambda: _backward(watched.parameters, rank, 0), "HORON_GRADIENTS_IN_PLACE", "on or off", "yes"
-        )
+        expect_error(lambda: _backward(watched.parameters, rank, 0), "HORON_GRADIENTS_IN_PLACE", "on or off", "yes")
 
 
 def _turned_off(rank: int, size: int, device: str) -> None:
@@ -541,6 +607,7 @@ BODIES = [
     _made_in_place,
     _given,
     _one_node,
+    _used_several_times,
     _options,
     _hooks_of_the_user,
     _never_in_place,
@@ -582,6 +649,10 @@ def test_something_else_lies_there(run: Run, changes_at: int) -> None:
 @pytest.mark.parametrize("how", ["between passes", "by a hook", "before it is sent"])
 def test_kept_within_a_step(run: Run, how: str) -> None:
     run(_kept_within_a_step, how)
+
+
+def test_layers_of_models() -> None:
+    run_ranks(_layers, 2, "cpu")
 
 
 def test_turned_off(run: Run) -> None:
