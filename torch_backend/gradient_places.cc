@@ -181,8 +181,8 @@ class RunningNode {
   void add(AccumulateGrad* accumulator) {
     if (accumulator != nullptr && accumulator->variable.defined() && will_run(accumulator)) {
       if (auto expected = table().expected(*accumulator, graph_task_); expected.place) {
-        made_.push_back({expected.bytes, expected.number.value_or(kLearning),
-                         std::move(expected.place), expected.node});
+        made_.push_back(
+            {expected.bytes, expected.number.value_or(kLearning), expected.place, expected.node});
       }
     }
   }
