@@ -148,6 +148,9 @@ void GradientPack::avoid_others() {
 }
 
 bool GradientPack::has_kept_view() const {
+  if (buffer_.storage().use_count() <= kOwnUses) {
+    return false;
+  }
   const auto n_in_place = static_cast<std::size_t>(
       std::count_if(places_.begin(), places_.end(),
                     [this](const Place& place) { return is_in(place, place.parameter.grad()); }));
@@ -185,6 +188,12 @@ void GradientPack::settle(std::size_t index, std::size_t n_known) {
   }
 }
 
+void GradientPack::settle_all() {
+  for (std::size_t i = 0; i < places_.size(); ++i) {
+    settle(i);
+  }
+}
+
 void GradientPack::watch(std::size_t index) {
   const Place& place = places_.at(index);
   const at::Tensor& gradient = place.parameter.grad();
@@ -201,8 +210,9 @@ void GradientPack::watch(std::size_t index) {
 void GradientPack::came(std::size_t index) {
   const Place& place = places_.at(index);
   at::Tensor& gradient = place.parameter.mutable_grad();
-  if (!gradient.defined() || is_in(place, gradient) || place.loan->address() == address(place) ||
-      !buffer_.is_cpu() || !needs_only_a_copy(gradient)) {
+  if (is_kept_ || !gradient.defined() || is_in(place, gradient) ||
+      place.loan->address() == address(place) || !buffer_.is_cpu() ||
+      !needs_only_a_copy(gradient)) {
     return;
   }
   at::Tensor view = this->view(place);
@@ -214,9 +224,7 @@ void GradientPack::came(std::size_t index) {
 
 std::vector<std::int64_t> GradientPack::pack() {
   const at::NoGradGuard no_grad;
-  for (std::size_t i = 0; i < places_.size(); ++i) {
-    settle(i);
-  }
+  settle_all();
   avoid_others();
   if (has_own_memory() && has_kept_view()) {
     leave_memory();
@@ -290,6 +298,9 @@ void GradientPacks::set_aside_kept() {
       memory.set_aside();
       ++n_set_aside_;
     }
+    for (const std::shared_ptr<GradientPack>& pack : memory.packs) {
+      pack->look_for_kept();
+    }
   }
 }
 
@@ -298,6 +309,7 @@ void GradientPacks::Memory::follow() {
   if (packs.size() != 1) {
     return;
   }
+  packs.front()->settle_all();  // gradients of a step that was given up
   packs.front()->avoid_others();
   if (const c10::Storage& now = packs.front()->buffer().storage(); !now.is_alias_of(storage)) {
     storage = now;

@@ -76,11 +76,19 @@ class GradientPack {
   // Whether a place may be lent to what runs on the current stream: in each step one stream has
   // all that are lent, since places are not ordered between streams.
   bool may_lend_on_current_stream();
-  void begin_step() { stream_.reset(); }
+  void begin_step() {
+    stream_.reset();
+    is_settling_ = false;
+  }
+  // The same, when what others have of its memory was set aside: if that could not be, since some
+  // gradients are to be accumulated there, nothing is written before pack() gets other memory.
+  void look_for_kept() { is_kept_ = has_own_memory() && has_kept_view(); }
+  bool is_kept() const { return is_kept_; }
 
   // Makes a gradient a view if it was made in its place and has no other owners but `n_known` ones
   // of its memory.
   void settle(std::size_t index, std::size_t n_known = 0);
+  void settle_all();
 
   // Autograd has just stored a gradient for the first time in a step: learns from where it is made.
   void watch(std::size_t index);
@@ -123,6 +131,7 @@ class GradientPack {
   std::vector<Place> places_;
   std::optional<c10::Stream> stream_;  // that has what is lent in this step
   bool is_settling_ = false;           // what a view was made of is still there
+  bool is_kept_ = false;               // see look_for_kept()
 };
 
 // The packs of one model, which may share memory. Thread safety: one thread at a time.

@@ -132,7 +132,11 @@ GradientPlaceTable::Expected GradientPlaceTable::expected(const Accumulator& acc
   }
   const int node = place->n_nodes++;
   const std::optional<AllocationNumber> number = place->habit.number();
-  if (!wants_one(*place) || place->set_in == graph_task || (number && number->node != node)) {
+  if (!wants_one(*place) || place->set_in == graph_task) {
+    return {};
+  }
+  if (number && number->node != node) {
+    place->passed_by = graph_task;
     return {};
   }
   return {place, place->bytes, node, number ? std::optional(number->in_node) : std::nullopt};
@@ -159,8 +163,8 @@ GradientPlaceTable::Answer GradientPlaceTable::lend(GradientPlace& place, int no
   if (place.loan->address() != nullptr || (place.device.is_cpu() && !is_in_arena(address))) {
     return answer;
   }
-  if (place.pack &&
-      (!owner || !owner->may_lend(place.index) || !place.pack->may_lend_on_current_stream())) {
+  if (place.pack && (!owner || !owner->may_lend(place.index) || place.pack->is_kept() ||
+                     !place.pack->may_lend_on_current_stream())) {
     return answer;
   }
   const auto& holder = place.pack ? place.pack->buffer() : place.part;
@@ -178,7 +182,16 @@ void GradientPlaceTable::see(GradientPlace& place, int node, const GradientReque
 void GradientPlaceTable::learn(Parameter parameter, const at::Tensor& gradient) {
   const std::lock_guard lock(mutex_);
   if (const auto found = places_.find(parameter); found != places_.end()) {
-    found->second->habit.learn(torch::autograd::get_current_graph_task_id(), address_of(gradient));
+    learn(*found->second, gradient);
+  }
+}
+
+void GradientPlaceTable::learn(GradientPlace& place, const at::Tensor& gradient) {
+  const int graph_task = torch::autograd::get_current_graph_task_id();
+  if (place.habit.has_seen(graph_task)) {
+    place.habit.learn(graph_task, address_of(gradient));
+  } else if (place.passed_by == graph_task) {
+    place.habit.miss();
   }
 }
 
@@ -189,7 +202,7 @@ at::Tensor GradientPlaceTable::settle(Parameter parameter, const at::Tensor& gra
     return gradient;
   }
   GradientPlace& place = *found->second;
-  place.habit.learn(torch::autograd::get_current_graph_task_id(), address_of(gradient));
+  learn(place, gradient);
   if (place.loan->address() != place.address()) {
     return gradient;
   }

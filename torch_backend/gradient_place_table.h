@@ -53,6 +53,7 @@ struct GradientPlace {
   int set_in = -1;      // the backward pass, of which only a part comes by
   int graph_task = -1;  // the last one that came by, and how many of its nodes did
   int n_nodes = 0;
+  int passed_by = -1;      // the last one with a node that is not the one that is waited for
   bool is_used = true;     // false: it was forgotten, or has got a successor
   bool is_misfit = false;  // something else than a gradient of that size and model was in its place
 
@@ -127,6 +128,7 @@ class GradientPlaceTable {
   std::vector<SharedPlace> take_out(Predicate is_wanted);
 
   // These require the lock.
+  static void learn(GradientPlace& place, const at::Tensor& gradient);
   void note_misfit(const GradientPlace& place);
   void move_away(const GradientPlace& place);
   void add_size(const GradientPlace& place);

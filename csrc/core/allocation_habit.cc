@@ -13,7 +13,7 @@ void AllocationHabit::see(int run, AllocationNumber number, const void* address)
 }
 
 void AllocationHabit::learn(int run, const void* result) {
-  if (run != run_ || seen_.empty()) {
+  if (!has_seen(run)) {
     return;
   }
   // The last one: what was allocated before it may have been there and gone.
@@ -22,10 +22,14 @@ void AllocationHabit::learn(int run, const void* result) {
   if (found != seen_.rend()) {
     number_ = found->second;
   } else {
-    number_.reset();
-    ++n_misses_;
+    miss();
   }
   seen_.clear();
+}
+
+void AllocationHabit::miss() {
+  number_.reset();
+  ++n_misses_;
 }
 
 int AllocationCounter::next(int run, const void* node, std::size_t bytes) {

@@ -31,9 +31,15 @@ class AllocationHabit {
   // the one that will be the result. What an earlier run has left unfinished is forgotten.
   void see(int run, AllocationNumber number, const void* address);
 
+  // Whether an allocation of that run was seen, of which nothing has been learned yet.
+  bool has_seen(int run) const { return run == run_ && !seen_.empty(); }
+
   // The result of that run lies there; null: nowhere. If that is not where it was expected, it has
   // to be learned again. Without allocations that were seen in it, nothing changes.
   void learn(int run, const void* result);
+
+  // The allocation that should have been the result was not made: it has to be learned again.
+  void miss();
 
  private:
   static constexpr int kMostMisses = 4;

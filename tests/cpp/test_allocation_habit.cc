@@ -110,6 +110,18 @@ TEST_CASE("allocation habit: nodes that make parts of the result are told apart"
   REQUIRE_FALSE(habit.is_hopeless());
 }
 
+TEST_CASE("allocation habit: what is not made any more is learned again") {
+  AllocationHabit habit;
+  for (int change = 0; change < 4; ++change) {
+    REQUIRE_FALSE(habit.is_hopeless());
+    run(habit, change, 3, at(2));
+    REQUIRE(habit.number() == AllocationNumber{0, 2});
+    habit.miss();
+    REQUIRE_FALSE(habit.number());
+  }
+  REQUIRE(habit.is_hopeless());
+}
+
 TEST_CASE("allocation counter: by size, from 0 in each node of each run") {
   AllocationCounter counter;
   REQUIRE(counter.next(1, at(0), 100) == 0);

@@ -184,7 +184,7 @@ def _used_several_times(rank: int, size: int, device: str) -> None:
         watched = _Watched(hvd, _parameters(device, [(30, 10), (300,), (64,)]))
         turned, plain, once = watched.parameters
         for step in range(2 * STEPS):
-            uses = 2 if step == STEPS else 3
+            uses = 2 if step >= STEPS else 3
             watched.optimizer.zero_grad()
             losses = [once * _factor((64,), 2, rank, step).to(device)]
             for use in range(uses):
@@ -192,7 +192,7 @@ def _used_several_times(rank: int, size: int, device: str) -> None:
                 losses.append(plain * _factor((300,), use, rank, step).to(device))
             torch.autograd.backward(losses, [torch.ones(loss.shape).to(device) for loss in losses])
             watched.optimizer.synchronize()
-            if step >= LEARNED and step not in (STEPS, STEPS + 1, STEPS + 2):
+            if step >= LEARNED and step not in (STEPS, STEPS + 1):
                 assert all(watched.in_place()), f"step {step}: {watched.in_place()}"
             for parameter, shape in ((turned.grad.t(), (10, 30)), (plain.grad, (300,))):
                 wanted = sum(_factor(shape, use, (size - 1) / 2, step) for use in range(uses))
@@ -488,6 +488,40 @@ def _kept_within_a_step(rank: int, size: int, device: str, how: str) -> None:
             watched.step()
 
 
+def _kept_beside_others(rank: int, size: int, device: str) -> None:
+    """A gradient that a script keeps, while others of its bucket are accumulated in place, stays as it is."""
+    with horovod() as hvd:
+        watched = _Watched(hvd, _parameters(device, [(500,), (40,), (300,)]))
+        for step in range(STEPS):
+            of_step = watched.parameters[0].grad
+            watched.optimizer.zero_grad(set_to_none=False)
+            kept = None if of_step is None else of_step.copy_(_factor((500,), 0, rank, 50).to(device))
+            watched.parameters[0].grad = None
+            _backward(watched.parameters, rank, step)
+            watched.optimizer.synchronize()
+            _check([p.grad for p in watched.parameters], step, size)
+            assert kept is None or (kept.cpu() == _factor((500,), 0, rank, 50)).all(), f"step {step}"
+            watched.step()
+
+
+def _given_up(rank: int, size: int, device: str) -> None:
+    """A step that is given up between its passes, or before it is sent, leaves gradients that count for the next."""
+    with horovod() as hvd:
+        watched = _Watched(hvd, _parameters(device), backward_passes_per_step=2)
+        for step in range(2 * STEPS):
+            watched.optimizer.zero_grad()
+            _backward(watched.parameters, rank, step)
+            if step == STEPS:
+                watched.optimizer.load_state_dict(watched.optimizer.state_dict())
+                _backward(watched.parameters, rank, step)
+            _backward(watched.parameters, rank, step)
+            watched.optimizer.synchronize()
+            n = 3 if step == STEPS else 2
+            _check([p.grad / n for p in watched.parameters], step, size)
+            assert all(watched.in_place()) or step < LEARNED, f"step {step}: {watched.in_place()}"
+            watched.step()
+
+
 def _refused(rank: int, size: int, device: str) -> None:
     """The second backward pass of a step is an error, and leaves the first one's gradients, which are on their way."""
     import torch
@@ -614,6 +648,8 @@ BODIES = [
     _gradients_that_are_given_to_the_caller,
     _a_pass_that_fails,
     _missing_ones,
+    _kept_beside_others,
+    _given_up,
     _refused,
     _outlives_the_optimizer,
 ]
