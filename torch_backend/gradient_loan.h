@@ -22,8 +22,8 @@ class GradientLoan : public std::enable_shared_from_this<GradientLoan> {
   void* address() const { return address_.load(std::memory_order_acquire); }
 
   // Whether something lies there that is not known to be the gradient. See settle().
-  bool is_unsettled() const {
-    return address() != nullptr && !is_settled_.load(std::memory_order_relaxed);
+  bool is_unsettled_at(const void* place) const {
+    return place != nullptr && address() == place && !is_settled_.load(std::memory_order_relaxed);
   }
 
   // What was lent has become a view of the place, and what is left of it will not be read.

@@ -139,7 +139,7 @@ void GradientPack::leave_memory() {
 
 void GradientPack::avoid_others() {
   const auto has_other = [this](const Place& place) {
-    return place.loan->is_unsettled() && place.loan->address() == address(place);
+    return place.loan->is_unsettled_at(address(place));
   };
   if (has_own_memory() && std::any_of(places_.begin(), places_.end(), has_other)) {
     forsake_places(*this);

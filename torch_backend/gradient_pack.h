@@ -80,8 +80,9 @@ class GradientPack {
     stream_.reset();
     is_settling_ = false;
   }
-  // The same, when what others have of its memory was set aside: if that could not be, since some
-  // gradients are to be accumulated there, nothing is written before pack() gets other memory.
+  // After begin_step(), when what scripts keep was set aside. Where it could not be, since other
+  // gradients are to be accumulated beside it, is_kept() says so for the step: nothing is written
+  // there before pack() has taken other memory.
   void look_for_kept() { is_kept_ = has_own_memory() && has_kept_view(); }
   bool is_kept() const { return is_kept_; }
 

@@ -237,8 +237,7 @@ c10::Storage GradientPlaceTable::leave(GradientLoan& loan) {
 void GradientPlaceTable::forsake(const GradientPack& pack) {
   const std::lock_guard lock(mutex_);
   for (const auto& [parameter, place] : places_) {
-    if (place->pack.get() == &pack && place->loan->is_unsettled() &&
-        place->loan->address() == place->address()) {
+    if (place->pack.get() == &pack && place->loan->is_unsettled_at(place->address())) {
       note_misfit(*place);
     }
   }
