@@ -3,7 +3,8 @@
     torchrun --standalone --nproc-per-node 2 benchmarks/step_phases.py --model mlp
 
 The variants take turns, in blocks: `alone` communicates nothing, `wait` has a barrier between backward pass and
-optimizer step, `step` is hvd.DistributedOptimizer. The floor is timed between them, on memory of the gradients' size:
+optimizer step, `scale` also multiplies each gradient in place as soon as it is made (a pass over it, which any reduction
+in place takes at least, and no rank waits for another in it), `step` is hvd.DistributedOptimizer. The floor is timed between them, on memory of the gradients' size:
 `mul_` in place loads and stores each byte once on each rank, which is the least that a reduction in place has to do;
 `all_reduce` is horon's, of one tensor in the arena. All times are medians, in milliseconds, of the slower rank.
 """
@@ -26,9 +27,14 @@ import torch.distributed as dist
 from ddp_step import make_model
 from torch import nn
 
-kVariants = ("alone", "wait", "step")
+kVariants = ("alone", "wait", "scale", "step")
 kPhases = ("zero_grad", "forward", "backward", "communication", "optimizer", "all")
 kStepsPerBlock = 4
+
+
+def scale_gradient(parameter: torch.Tensor) -> None:
+    if parameter.grad is not None:
+        parameter.grad.mul_(0.5)
 
 
 class Variant:
@@ -41,6 +47,9 @@ class Variant:
         if name == "step":
             named = self._model.named_parameters()
             self._optimizer = hvd.DistributedOptimizer(self._optimizer, named_parameters=named)
+        elif name == "scale":
+            for parameter in self._model.parameters():
+                parameter.register_post_accumulate_grad_hook(scale_gradient)
         torch.manual_seed(hvd.rank() + 1)
         self._batches: Iterator[Any] = itertools.cycle([make_batch() for _ in range(4)])
 
@@ -57,7 +66,7 @@ class Variant:
         times.append(time.perf_counter_ns())
         loss.backward()
         times.append(time.perf_counter_ns())
-        if self._name == "wait":
+        if self._name in ("wait", "scale"):
             hvd.barrier()
         elif self._name == "step":
             self._optimizer.synchronize()

@@ -68,8 +68,9 @@ class CollectiveTask final : public Task {
   void execute() noexcept override {
     call_out_.emplace();
     try {
-      const WaitContext context{deadline_,
-                                InterruptScope::is_active() ? interrupt_check() : nullptr};
+      const bool is_callers_thread = InterruptScope::is_active();
+      const WaitContext context{deadline_, is_callers_thread ? interrupt_check() : nullptr,
+                                is_callers_thread};
       collective_.run([&](const Request& request) {
         is_started_ ? group_->transport().complete(request, context)
                     : group_->transport().run(request, context);

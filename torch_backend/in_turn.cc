@@ -8,7 +8,7 @@ namespace horon::torch_backend {
 
 void run_in_turn(Group& group, AbortHooks& on_abort, std::chrono::milliseconds timeout,
                  FunctionRef<void(const WaitContext&)> operation) {
-  const WaitContext context{Deadline::after(timeout), interrupt_check()};
+  const WaitContext context{Deadline::after(timeout), interrupt_check(), true};
   const InterruptScope interrupts;
   try {
     const auto give_up = [&] {

@@ -55,7 +55,7 @@ bool SignalWork::wait(std::chrono::milliseconds timeout) {
   if (!is_finished()) {
     const InterruptScope interrupts;
     try {
-      const WaitContext context{may_give_up ? patience : deadline_, interrupt_check()};
+      const WaitContext context{may_give_up ? patience : deadline_, interrupt_check(), true};
       window_->await(source_, *signal_, context);
       end(nullptr);
     } catch (const TimeoutError&) {

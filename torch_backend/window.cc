@@ -210,7 +210,7 @@ c10::intrusive_ptr<c10d::Work> HoronWindow::wait_signal(int64_t source, bool is_
     const WithoutGil no_gil;
     const InterruptScope interrupts;
     try {
-      window->wait_signal(static_cast<int>(source), WaitContext{deadline, interrupt_check()});
+      window->wait_signal(static_cast<int>(source), WaitContext{deadline, interrupt_check(), true});
     } catch (...) {
       stay_if_process_exits();
       interrupts.rethrow();

@@ -43,7 +43,9 @@ class ControlChannel {
   virtual void wake() = 0;
   // A short wait of the attendant, which spares a sleep: true when events() differs.
   virtual bool spin(std::uint32_t seen) = 0;
-  // The same, shorter, without leaving the core to others or learning from it.
+  // After spin(): the same for longer, at most `limit`, of a thread with nothing else to do.
+  virtual bool linger(std::uint32_t seen, std::chrono::nanoseconds limit) = 0;
+  // As spin(), but shorter, without leaving the core to others or learning from it.
   virtual bool pause(std::uint32_t seen) = 0;
 
   // From now on events need wake nobody: the caller attends, awake.

@@ -12,7 +12,7 @@ namespace horon {
 namespace {
 
 // False when the variable is not set.
-bool read_bytes(const char* variable, std::size_t* value) {
+bool read_number(const char* variable, const char* what, std::size_t* value) {
   const char* text = std::getenv(variable);
   if (text == nullptr || *text == '\0') {
     return false;
@@ -21,10 +21,14 @@ bool read_bytes(const char* variable, std::size_t* value) {
   std::size_t parsed = 0;
   const auto [rest, error] = std::from_chars(text, end, parsed);
   if (error != std::errc() || rest != end) {
-    throw UsageError(concat(variable, ": expected a number of bytes, got '", text, "'."));
+    throw UsageError(concat(variable, ": expected a number of ", what, ", got '", text, "'."));
   }
   *value = parsed;
   return true;
+}
+
+bool read_bytes(const char* variable, std::size_t* value) {
+  return read_number(variable, "bytes", value);
 }
 
 bool read_switch(const char* variable, bool otherwise) {
@@ -95,6 +99,17 @@ std::optional<std::size_t> arena_bytes_from_environment() {
 }
 
 bool may_move_threads_from_environment() { return read_switch("HORON_MOVE_THREADS", true); }
+
+std::chrono::microseconds linger_time_from_environment() {
+  constexpr const char* kVariable = "HORON_LINGER_US";
+  constexpr std::size_t kMost = 1'000'000;
+  std::size_t time = 10'000;
+  if (read_number(kVariable, "microseconds", &time) && time > kMost) {
+    throw UsageError(
+        concat(kVariable, ": expected at most ", kMost, " microseconds, got ", time, "."));
+  }
+  return std::chrono::microseconds(time);
+}
 
 bool gradients_in_place_from_environment() { return read_switch("HORON_GRADIENTS_IN_PLACE", true); }
 

@@ -2,6 +2,7 @@
 // group is made.
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <optional>
 #include <string>
@@ -82,6 +83,11 @@ std::optional<std::size_t> arena_bytes_from_environment();
 // HORON_MOVE_THREADS: whether ranks that share a core may move to an emptier one (on, the default,
 // or off). A setting of the process. Throws UsageError for other values.
 bool may_move_threads_from_environment();
+
+// HORON_LINGER_US: how many microseconds a call that waits keeps its core before it sleeps, where
+// every rank has one. Default 10,000. A setting of the process. Throws UsageError for values that
+// make no sense.
+std::chrono::microseconds linger_time_from_environment();
 
 // HORON_GRADIENTS_IN_PLACE: whether the backward pass makes small gradients right in
 // DistributedOptimizer's buckets (on, the default), or they are copied there (off). A setting of

@@ -37,6 +37,9 @@ class TcpControlChannel final : public ControlChannel {
   void sleep(Sleeper sleeper, std::uint32_t seen, std::chrono::nanoseconds limit) override;
   void wake() override { bell_.ring(true); }
   bool spin(std::uint32_t seen) override;
+  bool linger(std::uint32_t seen, std::chrono::nanoseconds /*limit*/) override {
+    return spin(seen);
+  }
   bool pause(std::uint32_t seen) override { return events() != seen; }
   void attend() override { bell_.attend(); }
   void leave_to_background(bool only_urgent) override { bell_.leave_to_background(only_urgent); }

@@ -191,6 +191,7 @@ class NamedEngine {
   std::vector<const Decision*> send_to_each(const std::vector<Decision>& decisions);
   void apply(const std::vector<const Decision*>& decisions);
   void plan(std::vector<BatchTensor>* agreed);
+  bool is_in_foreground() const;
   void run_step(InterruptCheck check_interrupt);
   void flush_all();
   void run_batch(const std::vector<BatchTensor>& batch, InterruptCheck check_interrupt);

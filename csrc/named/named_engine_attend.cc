@@ -1,6 +1,7 @@
 // NamedEngine: who attends, and when threads sleep. See Note [Attending].
 
 #include <algorithm>
+#include <utility>
 
 #include "core/error.h"
 #include "core/thread_name.h"
@@ -82,9 +83,11 @@ void NamedEngine::stop_waiting(std::unique_lock<std::mutex>& lock) {
 void NamedEngine::attend(FunctionRef<bool()> is_done, const Deadline* deadline,
                          InterruptCheck check_interrupt, Manner manner) {
   channel_->attend();
+  bool has_lingered = false;  // since something happened
   while (true) {
     const std::uint32_t seen = channel_->events();
     const bool did_something = attend_once(check_interrupt);
+    has_lingered = has_lingered && !did_something;
     {
       const std::lock_guard lock(mutex_);
       // What is agreed on besides would need the background thread, which would have to wake up.
@@ -101,6 +104,10 @@ void NamedEngine::attend(FunctionRef<bool()> is_done, const Deadline* deadline,
       return;
     }
     if (manner == Manner::kBriefly) {
+      continue;
+    }
+    if (!std::exchange(has_lingered, true) &&
+        channel_->linger(seen, at_most(kLookAround, deadline))) {
       continue;
     }
     channel_->sleep(Sleeper::kForeground, seen, at_most(kLookAround, deadline));

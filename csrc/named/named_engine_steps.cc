@@ -108,6 +108,11 @@ void NamedEngine::plan(std::vector<BatchTensor>* agreed) {
   agreed->clear();
 }
 
+bool NamedEngine::is_in_foreground() const {
+  const std::lock_guard lock(mutex_);
+  return attendant_ == Attendant::kForeground;
+}
+
 void NamedEngine::run_step(InterruptCheck check_interrupt) {
   // Whoever takes part in this has to have been told before this rank waits for it.
   flush_all();
@@ -169,7 +174,7 @@ void NamedEngine::run_batch(const std::vector<BatchTensor>& batch, InterruptChec
   }
   std::exception_ptr error;
   try {
-    WaitContext context{Deadline::after(options_.timeout), check_interrupt};
+    WaitContext context{Deadline::after(options_.timeout), check_interrupt, is_in_foreground()};
     // What waits for the ranks' devices to meet knows nothing of the ranks.
     const std::function<void()> check_ranks = [&] { this->check_ranks(check_interrupt); };
     if (request.device == DeviceKind::kCuda) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <system_error>
+#include <utility>
 
 #include "core/error.h"
 #include "core/futex.h"
@@ -209,6 +210,7 @@ void P2pEngine::help(FunctionRef<bool()> is_done, const std::function<void()>* c
   WaitPolicy& policy = peers_->is_crowded ? in_crowd : with_a_core;
   RankWords& own = segment_->words(peers_->rank);
   Clock::time_point next_check = Clock::now() + kLookAround;
+  bool has_lingered = false;  // since something moved
   while (true) {
     const std::uint32_t seen = own.doorbell.load(std::memory_order_seq_cst);
     const bool moved = pump();
@@ -222,7 +224,9 @@ void P2pEngine::help(FunctionRef<bool()> is_done, const std::function<void()>* c
     if (peers_->is_crowded) {
       tell_core(*segment_, peers_->rank);
     }
-    if (!moved && !policy.spin(rung, [this] { return is_core_needed(); })) {
+    has_lingered = has_lingered && !moved;
+    if (!moved && !policy.spin(rung, [this] { return is_core_needed(); }) &&
+        (std::exchange(has_lingered, true) || !policy.linger(rung, peers_->linger_time))) {
       own.doorbell_waiters.fetch_add(1, std::memory_order_seq_cst);
       sleep_while(own, seen, kLookAround);
       own.doorbell_waiters.fetch_sub(1, std::memory_order_relaxed);

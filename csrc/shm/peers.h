@@ -3,6 +3,7 @@
 
 #include <sys/types.h>
 
+#include <chrono>
 #include <string>
 #include <vector>
 
@@ -23,6 +24,8 @@ struct Peers {
   bool claims = false;            // see Options::claiming; every rank says the same
   bool has_spare_cores = false;   // one for a second thread of every rank; every rank says the same
   bool may_move = true;           // see core_spread.h
+  // How long a caller's thread that waits may linger; see Note [Lingering] in wait_policy.h.
+  std::chrono::microseconds linger_time{0};
 
   int n_ranks() const { return static_cast<int>(peers.size()); }
   // "rank 1 (pid 123)", with the global rank where it differs.

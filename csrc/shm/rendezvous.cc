@@ -521,6 +521,7 @@ class Rendezvous {
     peers.is_crowded = is_crowded();
     peers.claims = claims();
     peers.may_move = may_move_;
+    peers.linger_time = peers.is_crowded ? std::chrono::microseconds(0) : linger_time_;
     peers.has_spare_cores = 2 * identity_.n_ranks <= cpus();
     return std::make_unique<SharedGroup>(
         SharedGroup{Segment(Mapping(file, layout_.total_bytes()), layout_), std::move(peers), {}});
@@ -624,6 +625,7 @@ class Rendezvous {
   const Deadline deadline_;
   const ArenaAccess& arenas_;
   const bool may_move_ = may_move_threads_from_environment();
+  const std::chrono::microseconds linger_time_ = linger_time_from_environment();
   std::string prefix_;
   UniqueFd listener_;
   std::string why_deaf_;               // why there is no listener on rank 0

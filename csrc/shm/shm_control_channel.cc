@@ -152,6 +152,11 @@ bool ShmControlChannel::spin(std::uint32_t seen) {
   return policy_.spin([&] { return own_->doorbell.load(std::memory_order_acquire) != seen; });
 }
 
+bool ShmControlChannel::linger(std::uint32_t seen, std::chrono::nanoseconds limit) {
+  return policy_.linger([&] { return own_->doorbell.load(std::memory_order_acquire) != seen; },
+                        std::min<std::chrono::nanoseconds>(limit, peers_->linger_time));
+}
+
 bool ShmControlChannel::pause(std::uint32_t seen) {
   for (int i = 0; i < kPauses && events() == seen; ++i) {
     pause_cpu();

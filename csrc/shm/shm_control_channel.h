@@ -31,6 +31,7 @@ class ShmControlChannel final : public ControlChannel {
   void sleep(Sleeper sleeper, std::uint32_t seen, std::chrono::nanoseconds limit) override;
   void wake() override;
   bool spin(std::uint32_t seen) override;
+  bool linger(std::uint32_t seen, std::chrono::nanoseconds limit) override;
   bool pause(std::uint32_t seen) override;
   void attend() override;
   void leave_to_background(bool only_urgent) override;

@@ -162,7 +162,8 @@ template <typename Ready, typename Check, typename IsCoreNeeded>
 void StepBoard::sleep_until(CounterWord& word, const Ready& ready, const Check& check,
                             const WaitContext& context, const IsCoreNeeded& is_core_needed) {
   const auto is_aborted = [this] { return aborted_.load(std::memory_order_relaxed); };
-  wait_for_word(word, policy_, ready, is_aborted, check, context, is_core_needed);
+  wait_for_word(word, policy_, ready, is_aborted, check, context, is_core_needed,
+                peers_->linger_time);
 }
 
 void StepBoard::check_ended() const {

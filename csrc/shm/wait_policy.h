@@ -14,6 +14,13 @@
 // wake-up takes some 40 us: for a large operation, which waits after every piece, twice its time.
 // Whoever waits for a rank that is running had better spin for about as long. Whoever waits for one
 // whose core somebody else has should not.
+//
+// Note [Lingering]
+// Who waits for longer than that mostly waits for a rank whose computation takes some milliseconds
+// more. A core that sleeps meanwhile takes 50 to 120 us to be woken, on a virtual machine. Where
+// every rank has a core, a caller's thread has no better use for its own: it goes on yielding for
+// some milliseconds, once in each wait, as long as that helps and nobody else has taken the core.
+// Background threads don't.
 #pragma once
 
 #include <sched.h>
@@ -100,6 +107,32 @@ class WaitPolicy {
     }
   }
 
+  // After spin(), in the same wait: goes on for so long at most. Returns ready()'s last value. See
+  // Note [Lingering].
+  template <typename Ready>
+  bool linger(const Ready& ready, std::chrono::nanoseconds time) {
+    if (time <= std::chrono::nanoseconds::zero() || !trust_.trusts() ||
+        !linger_trust_.begin_wait()) {
+      return ready();
+    }
+    const Clock::time_point start = Clock::now();
+    Clock::time_point before = start;
+    bool is_ready = ready();
+    bool may_go_on = true;
+    while (!is_ready && may_go_on && before - start < time) {
+      ::sched_yield();
+      for (int i = 0; i < kPausesPerYield && !is_ready; ++i) {
+        pause_cpu();
+        is_ready = ready();
+      }
+      const Clock::time_point now = Clock::now();
+      may_go_on = trust_.came_back_after(now - before);
+      before = now;
+    }
+    linger_trust_.record(is_ready);
+    return is_ready;
+  }
+
  private:
   template <typename Ready>
   bool spin_on(const Ready& ready) {
@@ -110,7 +143,10 @@ class WaitPolicy {
 
   static constexpr int kPauses = 50;
   static constexpr int kPausesInCrowd = 2;
-  // A wait that long is not about scheduling: the peer has something else to do.
+  // While lingering: some microseconds, so that it is mostly pauses, which leave a second thread of
+  // the core alone.
+  static constexpr int kPausesPerYield = 200;
+  // A wait that long is not about scheduling: the peer has something else to do. See linger().
   static constexpr std::chrono::microseconds kYieldTime{300};
 
   // What a wake-up from the futex takes.
@@ -119,7 +155,8 @@ class WaitPolicy {
   const bool is_crowded_;
   const int pauses_;
   YieldTrust trust_;
-  WaitTrust spin_trust_;  // see Note [Spinning before a sleep]
+  WaitTrust spin_trust_;    // see Note [Spinning before a sleep]
+  WaitTrust linger_trust_;  // see Note [Lingering]
 };
 
 }  // namespace horon

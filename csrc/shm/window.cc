@@ -90,7 +90,7 @@ Window::Window(std::shared_ptr<WindowAccess> access)
       segment_(access_->group().segment),
       peers_(access_->group().peers) {
   for (int source = 0; source < peers_.n_ranks(); ++source) {
-    incoming_.emplace_back(&access_->words(source, peers_.rank), peers_.is_crowded);
+    incoming_.emplace_back(&access_->words(source, peers_.rank), &peers_);
   }
 }
 

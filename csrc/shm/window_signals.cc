@@ -77,11 +77,11 @@ void IncomingSignals::give_back(const ExpectedSignal& signal) {
 void IncomingSignals::await(const ExpectedSignal& signal, FunctionRef<void()> check,
                             const WaitContext& context) {
   std::unique_lock lock(policy_mutex_, std::try_to_lock);
-  WaitPolicy other(is_crowded_);  // for a second thread that waits for the same source
+  WaitPolicy other(peers_->is_crowded);  // for a second thread that waits for the same source
   const auto never = [] { return false; };
   wait_for_word(
       *words_, lock.owns_lock() ? policy_ : other, [&] { return look_for(signal); }, never,
-      [&] { check(); }, context, AssumeCoreNeeded{});
+      [&] { check(); }, context, AssumeCoreNeeded{}, peers_->linger_time);
 }
 
 }  // namespace horon

@@ -14,6 +14,7 @@
 
 #include "core/function_ref.h"
 #include "core/wait_context.h"
+#include "shm/peers.h"
 #include "shm/wait_policy.h"
 #include "shm/window_memory.h"
 
@@ -36,9 +37,9 @@ class ExpectedSignal {
 // Thread safety: all methods.
 class IncomingSignals {
  public:
-  // Crowded: more ranks than cores. Ownership: views of words that outlive it.
-  IncomingSignals(SignalWords* words, bool is_crowded)
-      : words_(words), is_crowded_(is_crowded), policy_(is_crowded) {}
+  // Ownership: views of words and peers that outlive it.
+  IncomingSignals(SignalWords* words, const Peers* peers)
+      : words_(words), peers_(peers), policy_(peers->is_crowded) {}
 
   // Takes the next signal, if it is there and nobody expects it.
   bool take_now();
@@ -65,7 +66,7 @@ class IncomingSignals {
   }
 
   SignalWords* const words_;
-  const bool is_crowded_;
+  const Peers* const peers_;
   std::mutex mutex_;
   std::atomic<std::uint64_t> taken_{0};                   // changed under mutex_
   std::deque<std::shared_ptr<ExpectedSignal>> expected_;  // guarded by mutex_

@@ -29,15 +29,20 @@ void sleep_on(Word& word, const Ready& ready, std::chrono::nanoseconds limit) {
 // Waits until `ready()`, as the policy says. Whoever makes it true changes `word` and calls
 // wake_sleepers(). Before each sleep `check()` runs, which throws to give up; so does what
 // context.check_interrupt throws. The deadline only bounds the sleeps: check() looks at it.
-// `is_over()`: stop spinning, because check() will throw. `is_core_needed`: see WaitPolicy::spin().
+// `is_over()`: stop spinning, because check() will throw. `is_core_needed`: see WaitPolicy::spin();
+// `linger_time`: Peers::linger_time.
 template <typename Word, typename Ready, typename IsOver, typename Check, typename IsCoreNeeded>
 void wait_for_word(Word& word, WaitPolicy& policy, const Ready& ready, const IsOver& is_over,
                    const Check& check, const WaitContext& context,
-                   const IsCoreNeeded& is_core_needed) {
+                   const IsCoreNeeded& is_core_needed, std::chrono::microseconds linger_time) {
   if (ready()) {
     return;
   }
-  policy.spin([&] { return ready() || is_over(); }, is_core_needed);
+  const auto is_ended = [&] { return ready() || is_over(); };
+  if (!policy.spin(is_ended, is_core_needed) && context.may_linger) {
+    policy.linger(is_ended,
+                  std::min<std::chrono::nanoseconds>(linger_time, context.deadline.remaining()));
+  }
   Clock::time_point next_interrupt_check{};
   while (!ready()) {
     check();

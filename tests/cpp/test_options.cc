@@ -18,7 +18,7 @@ class Environment {
     for (const char* variable :
          {"HORON_INLINE_BYTES", "HORON_BUFFER_BYTES", "HORON_RING_BYTES", "HORON_EAGER_BYTES",
           "HORON_HOST_ID", "HORON_ARENA_BYTES", "HORON_MOVE_THREADS", "HORON_SPARSE",
-          "HORON_GRADIENTS_IN_PLACE"}) {
+          "HORON_GRADIENTS_IN_PLACE", "HORON_LINGER_US"}) {
       if (const char* value = std::getenv(variable)) {
         before_[variable] = value;
       }
@@ -124,6 +124,22 @@ TEST_CASE("whether threads may be moved comes from the environment") {
   const std::exception_ptr error = error_of([] { may_move_threads_from_environment(); });
   REQUIRE(threw<UsageError>(error));
   REQUIRE(contains(text_of(error), "HORON_MOVE_THREADS: expected on or off, got 'no'"));
+}
+
+TEST_CASE("how long waits linger comes from the environment") {
+  for (const auto& [value, expected] :
+       std::map<std::string, int>{{"", 10'000}, {"0", 0}, {"250", 250}, {"1000000", 1'000'000}}) {
+    const Environment environment(std::map<std::string, std::string>{{"HORON_LINGER_US", value}});
+    REQUIRE(linger_time_from_environment() == std::chrono::microseconds(expected));
+  }
+  for (const char* value : {"on", "-1", "1.5", "1000001"}) {
+    const Environment environment(std::map<std::string, std::string>{{"HORON_LINGER_US", value}});
+    const std::exception_ptr error = error_of([] { linger_time_from_environment(); });
+    INFO(value);
+    REQUIRE(threw<UsageError>(error));
+    REQUIRE(contains(text_of(error), "HORON_LINGER_US"));
+    REQUIRE(contains(text_of(error), value));
+  }
 }
 
 TEST_CASE("whether gradients are made in their places comes from the environment") {

@@ -183,6 +183,7 @@ TEST_CASE("waits know of a crowd whatever claiming is set to") {
         CHECK(group->peers.is_crowded == is_crowded);
         CHECK(group->peers.claims == (claiming == "auto" ? is_crowded : claiming == "on"));
         CHECK(group->peers.may_move);
+        CHECK((group->peers.linger_time.count() == 0) == is_crowded);
       }
     }
   }

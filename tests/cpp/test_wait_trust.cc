@@ -1,3 +1,7 @@
+#include <atomic>
+#include <chrono>
+#include <thread>
+
 #include "catch.h"
 #include "core/wait_trust.h"
 #include "shm/wait_policy.h"
@@ -48,6 +52,40 @@ TEST_CASE("wait trust: one that helps is enough to go on", "[wait_trust]") {
   REQUIRE(trust.begin_wait());
   trust.record(false);
   REQUIRE_FALSE(trust.begin_wait());
+}
+
+TEST_CASE("a wait lingers until what it waits for has come", "[wait_trust]") {
+  bool has_seen = false;
+  // A yield that comes back late, on a busy machine, ends it sooner.
+  for (int attempt = 0; attempt < 100 && !has_seen; ++attempt) {
+    std::atomic<bool> has_come{false};
+    std::thread other([&] {
+      std::this_thread::sleep_for(std::chrono::milliseconds(2));
+      has_come = true;
+    });
+    has_seen = WaitPolicy(false).linger([&] { return has_come.load(); }, std::chrono::seconds(60));
+    other.join();
+  }
+  REQUIRE(has_seen);
+}
+
+TEST_CASE("a wait lingers no longer than it may, nor where that does not help", "[wait_trust]") {
+  WaitPolicy policy(false);
+  int looks = 0;
+  const auto never = [&] {
+    ++looks;
+    return false;
+  };
+  REQUIRE_FALSE(policy.linger(never, std::chrono::seconds(0)));
+  REQUIRE(looks == 1);
+  for (int wait = 0; wait < WaitTrust::kMost; ++wait) {
+    REQUIRE_FALSE(policy.linger(never, std::chrono::microseconds(100)));
+  }
+  for (std::uint32_t wait = 0; wait + 1 < WaitTrust::kWaitsBetweenTrials; ++wait) {
+    looks = 0;
+    REQUIRE_FALSE(policy.linger(never, std::chrono::hours(1)));
+    REQUIRE(looks == 1);
+  }
 }
 
 TEST_CASE("a wait spins and gives up, whoever has the core", "[wait_trust]") {

@@ -267,7 +267,8 @@ TEST_CASE("window: what a put refuses", "[window]") {
 
 TEST_CASE("window: signals are taken in the order in which they were asked for", "[window]") {
   SignalWords words{};
-  IncomingSignals incoming(&words, false);
+  const Peers peers;
+  IncomingSignals incoming(&words, &peers);
   REQUIRE_FALSE(incoming.take_now());
   const auto first = incoming.expect();
   const auto second = incoming.expect();

@@ -72,6 +72,33 @@ def test_no_thread_wakes_up_when_idle() -> None:
     assert_clean_exits(run_fresh_processes(_idle, 2))
 
 
+def _late(rank: int, world_size: int) -> None:
+    """What a rank waits in uses no processor either, but for a moment at its beginning."""
+    import horon.torch as hvd
+
+    hvd.init()
+    tensor = torch.ones(8)
+    waits = {
+        "all_reduce": lambda: dist.all_reduce(tensor),
+        "all_reduce, asynchronous": lambda: dist.all_reduce(tensor, async_op=True).wait(),
+        "message": lambda: (dist.send if rank == 0 else dist.recv)(tensor, 1 - rank),
+        "named": lambda: hvd.allreduce(tensor, name="late"),
+    }
+    for name, wait in waits.items():
+        _meet(f"before {name}")
+        if rank == 0:
+            time.sleep(2)
+        processor_s = time.process_time()
+        wait()
+        used_s = time.process_time() - processor_s
+        assert used_s < 0.3, f"{name}: {used_s:.3f} s of processor time in a wait of 2 s"
+    hvd.shutdown()
+
+
+def test_long_waits_use_no_processor() -> None:
+    assert_clean_exits(run_fresh_processes(_late, 2))
+
+
 def _idle_horovod(rank: int, world_size: int) -> None:
     import horon.torch as hvd
 

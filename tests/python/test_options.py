@@ -100,6 +100,7 @@ def test_values_from_the_environment() -> None:
         "HORON_CLAIMING": "off",
         "HORON_HOST_ID": "a name",
         "HORON_MOVE_THREADS": "off",
+        "HORON_LINGER_US": "0",
     }
     run_ranks(_from_environment, 2, env=env)
 
@@ -159,6 +160,7 @@ def test_wrong_values() -> None:
         ("HORON_CLAIMING", "maybe"),
         ("HORON_MOVE_THREADS", "no"),
         ("HORON_SPARSE", "yes"),
+        ("HORON_LINGER_US", "5ms"),
     ],
 )
 def test_wrong_values_in_the_environment(variable: str, value: str) -> None:
@@ -167,7 +169,7 @@ def test_wrong_values_in_the_environment(variable: str, value: str) -> None:
 
 
 def _wrong_variable(rank: int, size: int, variable: str, value: str) -> None:
-    in_full = variable in ("HORON_MOVE_THREADS", "HORON_SPARSE") or value == "64k"
+    in_full = variable in ("HORON_MOVE_THREADS", "HORON_SPARSE", "HORON_LINGER_US") or value == "64k"
     what = variable if in_full else variable[len("HORON_") :].lower()
 
     def init() -> None:
