@@ -3,10 +3,11 @@
     torchrun --standalone --nproc-per-node 2 benchmarks/step_phases.py --model mlp
 
 The variants take turns, in blocks: `alone` communicates nothing, `wait` has a barrier between backward pass and
-optimizer step, `scale` also multiplies each gradient in place as soon as it is made (a pass over it, which any reduction
-in place takes at least, and no rank waits for another in it), `step` is hvd.DistributedOptimizer. The floor is timed between them, on memory of the gradients' size:
-`mul_` in place loads and stores each byte once on each rank, which is the least that a reduction in place has to do;
-`all_reduce` is horon's, of one tensor in the arena. All times are medians, in milliseconds, of the slower rank.
+optimizer step, `scale` also multiplies each gradient in place as soon as it is made (one pass over it, as any reduction
+in place takes at least, without another rank's data), `step` is hvd.DistributedOptimizer. The floor is timed between
+them, on memory of the gradients' size: `mul_` in place loads and stores each byte once on each rank, which is the least
+that a reduction in place has to do; `all_reduce` is horon's, of one tensor in the arena. All times are medians, in
+milliseconds, of the slower rank.
 """
 
 from __future__ import annotations
