@@ -193,7 +193,7 @@ c10::intrusive_ptr<HoronWork> HoronBackend::make_work(const Call& call, std::uin
   origin.mover = call.mover;
   origin.group = group_;
   origin.hooks = hooks_;
-  auto work = c10::make_intrusive<HoronWork>(origin, inputs, std::move(outputs));
+  auto work = c10::make_intrusive<HoronWork>(std::move(origin), inputs, std::move(outputs));
   if (!is_coalescing_.load(std::memory_order_relaxed)) {
     return work;
   }

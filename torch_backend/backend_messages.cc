@@ -45,6 +45,27 @@ class GlooMessageWork final : public HoronWork {
   std::once_flag waited_;
 };
 
+// A message within the host, with all that it needs until it is done.
+struct Message final : P2pOp {
+  Collective collective;
+  c10::intrusive_ptr<HoronWork> work;
+  std::shared_ptr<Hooks> hooks;
+  std::weak_ptr<Group> group;
+
+  void end(const std::exception_ptr& error, int source) {
+    if (!error) {
+      collective.finish();
+      work->set_source_rank(source);
+    } else if (ends_group(error)) {
+      if (const auto alive = group.lock()) {
+        alive->set_failed();
+      }
+      hooks->on_abort->call_all_beside();
+    }
+    work->complete(translated(error));
+  }
+};
+
 const char* title_of(c10d::OpType type) {
   switch (type) {
     case c10d::OpType::SEND:
@@ -67,37 +88,29 @@ HoronBackend::WorkPtr HoronBackend::issue_message(at::Tensor& tensor, int peer, 
                                                   c10d::OpType op_type) {
   const bool is_send = op_type == c10d::OpType::SEND;
   const char* title = title_of(op_type);
-  const auto collective = std::make_shared<Collective>();
-  const auto op = std::make_shared<P2pOp>();
+  const auto op = std::make_shared<Message>();
   op->is_send = is_send;
   op->peer = peer;
   op->tag = tag;
   const auto timeout = resolve(c10d::kUnsetTimeout);
   op->deadline = Deadline::after(timeout);
   if (is_send) {
-    const ConstSpan span = stage_input(*collective, tensor);
+    const ConstSpan span = stage_input(op->collective, tensor);
     op->data = const_cast<std::byte*>(span.data);  // a send only reads
     op->bytes = span.bytes;
-    collective->prepare();
+    op->collective.prepare();
   } else {
-    const Span span = stage_output(*collective, tensor, false);
+    const Span span = stage_output(op->collective, tensor, false);
     op->data = span.data;
     op->bytes = span.bytes;
   }
   auto work = make_work({op_type, title, timeout, true, HoronWork::Mover::kMessages},
                         sequence_.load(), {tensor}, {tensor});
-  op->on_done = [work, collective, hooks = hooks_, group = std::weak_ptr<Group>(group_)](
-                    const std::exception_ptr& error, int source) {
-    if (!error) {
-      collective->finish();
-      work->set_source_rank(source);
-    } else if (ends_group(error)) {
-      if (const auto alive = group.lock()) {
-        alive->set_failed();
-      }
-      hooks->on_abort->call_all_beside();
-    }
-    work->complete(translated(error));
+  op->work = work;
+  op->hooks = hooks_;
+  op->group = group_;
+  op->on_done = [message = op.get()](const std::exception_ptr& error, int source) {
+    message->end(error, source);
   };
   try {
     group_->p2p()->start(op);

@@ -25,11 +25,11 @@ std::uint64_t next_completion_key() {
   return next.fetch_add(1, std::memory_order_relaxed);
 }
 
-HoronWork::HoronWork(const Origin& origin, const std::vector<at::Tensor>& inputs,
+HoronWork::HoronWork(Origin origin, const std::vector<at::Tensor>& inputs,
                      std::vector<at::Tensor> outputs)
     : c10d::Work(origin.rank, origin.op_type, origin.profiling_title,
                  profiled(origin.profiling_title, inputs)),
-      origin_(origin),
+      origin_(std::move(origin)),
       completion_key_(next_completion_key()),
       outputs_(std::move(outputs)) {}
 
@@ -73,7 +73,8 @@ bool HoronWork::wait(std::chrono::milliseconds timeout) {
       rethrow_translated();
     }
   }
-  const auto give_up = std::chrono::steady_clock::now() + timeout;
+  const auto give_up = timeout > kNoTimeout ? std::chrono::steady_clock::now() + timeout
+                                            : std::chrono::steady_clock::time_point::max();
   const auto* check_interrupt = interrupt_check();
   std::unique_lock lock(mutex_);
   while (!completed_) {

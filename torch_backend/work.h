@@ -33,8 +33,7 @@ class HoronWork : public c10d::Work {
     std::shared_ptr<Hooks> hooks;
   };
 
-  HoronWork(const Origin& origin, const std::vector<at::Tensor>& inputs,
-            std::vector<at::Tensor> outputs);
+  HoronWork(Origin origin, const std::vector<at::Tensor>& inputs, std::vector<at::Tensor> outputs);
 
   // Waits until the operation has finished and throws its error. A finite `timeout` that expires
   // throws DistBackendError and leaves the operation running. Ctrl-C ends the wait on the main

@@ -27,8 +27,12 @@ P2pEngine::P2pEngine(Segment* segment, const Peers* peers, std::size_t eager_byt
     : segment_(segment),
       peers_(peers),
       eager_bytes_(eager_bytes),
-      outgoing_(peers->peers.size()),
-      eager_in_flight_(peers->peers.size()) {}
+      eager_in_flight_(peers->peers.size()) {
+  for (int peer = 0; peer < peers_->n_ranks(); ++peer) {
+    outgoing_.emplace_back(Ring(*segment_, peers_->rank, peer));
+    incoming_.emplace_back(*segment_, peer, peers_->rank);
+  }
+}
 
 P2pEngine::~P2pEngine() {
   // Either a forked child, where the threads do not exist, or one of the threads, at its end.
@@ -45,13 +49,18 @@ void P2pEngine::start(const Op& op) {
   if (!closed_.empty()) {
     throw GroupError(concat(op->describe(), ": ", closed_));
   }
-  pump();  // what has already arrived comes first
   if (op->is_send) {
     start_send(op);
-  } else if (!match_unexpected(op)) {
-    receives_.push_back(op);
+    pump_out(op->peer);  // the other side waits for it
+    pump();
+  } else {
+    pump();  // what has already arrived comes first
+    if (match_unexpected(op)) {
+      pump();  // its answer
+    } else {
+      receives_.push_back(op);
+    }
   }
-  pump();
   if (is_busy()) {
     tell_background();
   }
@@ -73,8 +82,13 @@ void P2pEngine::start_send(const Op& op) {
 bool P2pEngine::pump() {
   bool moved = false;
   for (int peer = 0; peer < peers_->n_ranks(); ++peer) {
-    moved = pump_in(peer) || moved;
-    moved = pump_out(peer) || moved;
+    bool must_tell = false;
+    moved = pump_in(peer, &must_tell) || moved;
+    if (pump_out(peer)) {  // rings, which tells of room as well: each ring makes a line travel
+      moved = true;
+    } else if (must_tell) {
+      ring_doorbell(peer);
+    }
   }
   return moved;
 }
@@ -84,10 +98,9 @@ bool P2pEngine::pump_out(int peer) {
   if (out.control.empty() && out.messages.empty()) {
     return false;
   }
-  Ring ring(*segment_, peers_->rank, peer);
   bool moved = false;
-  while (!out.control.empty() && ring.writable_payload() >= 0) {
-    ring.write(out.control.front(), nullptr);
+  while (!out.control.empty() && out.ring.has_room(0)) {
+    out.ring.write(out.control.front(), nullptr);
     out.control.pop_front();
     moved = true;
   }
@@ -97,7 +110,7 @@ bool P2pEngine::pump_out(int peer) {
   while (out.control.empty() && !out.messages.empty()) {
     const Op op = out.messages.front();
     bool finished = false;
-    if (!write_message(peer, op, &finished)) {
+    if (!write_message(out.ring, op, &finished)) {
       break;
     }
     if (finished) {
@@ -110,15 +123,13 @@ bool P2pEngine::pump_out(int peer) {
 }
 
 // Writes the next frame of a message; `finished` tells that the queue can forget it for now.
-bool P2pEngine::write_message(int peer, const Op& op, bool* finished) {
-  Ring ring(*segment_, peers_->rank, peer);
-  const std::int64_t room = ring.writable_payload();
+bool P2pEngine::write_message(Ring& ring, const Op& op, bool* finished) {
   Frame frame;
   frame.tag = op->tag;
   frame.id = op->id;
   frame.message_bytes = op->bytes;
   if (op->is_eager) {
-    if (room < static_cast<std::int64_t>(op->bytes)) {
+    if (!ring.has_room(op->bytes)) {
       return false;
     }
     frame.type = FrameType::kEager;
@@ -129,7 +140,7 @@ bool P2pEngine::write_message(int peer, const Op& op, bool* finished) {
     return true;
   }
   if (op->buffered_at == Clock::time_point{}) {  // not announced yet
-    if (room < 0) {
+    if (!ring.has_room(0)) {
       return false;
     }
     frame.type = FrameType::kRequestToSend;
@@ -140,6 +151,7 @@ bool P2pEngine::write_message(int peer, const Op& op, bool* finished) {
   }
   constexpr std::int64_t kSmallestPart = 1024;  // or the rest
   const std::uint64_t left = op->bytes - op->transferred;
+  const std::int64_t room = ring.writable_payload();
   if (room < std::min<std::int64_t>(kSmallestPart, static_cast<std::int64_t>(left))) {
     return false;
   }
@@ -158,21 +170,17 @@ bool P2pEngine::write_message(int peer, const Op& op, bool* finished) {
   return true;
 }
 
-bool P2pEngine::pump_in(int peer) {
-  Ring ring(*segment_, peer, peers_->rank);
+bool P2pEngine::pump_in(int peer, bool* must_tell) {
+  Ring& ring = incoming_[static_cast<std::size_t>(peer)];
   Frame frame;
   bool moved = false;
-  bool was_told = true;
   while (ring.peek(&frame)) {
     handle(peer, frame, ring);
     moved = true;
-    was_told = frame.type == FrameType::kData;
-    if (was_told) {
+    *must_tell = frame.type != FrameType::kData;
+    if (!*must_tell) {
       ring_doorbell(peer);  // there is room again, for the next part
     }
-  }
-  if (!was_told) {
-    ring_doorbell(peer);
   }
   return moved;
 }

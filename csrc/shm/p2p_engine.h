@@ -77,6 +77,9 @@ class P2pEngine : public std::enable_shared_from_this<P2pEngine> {
   using Op = std::shared_ptr<P2pOp>;
 
   struct Outgoing {
+    explicit Outgoing(Ring to_peer) : ring(to_peer) {}
+
+    Ring ring;
     std::deque<Frame> control;  // goes first; never has a payload
     std::deque<Op> messages;    // eager messages, requests to send and streams, in order
   };
@@ -84,8 +87,9 @@ class P2pEngine : public std::enable_shared_from_this<P2pEngine> {
   // All of these require the lock.
   bool pump();
   bool pump_out(int peer);
-  bool pump_in(int peer);
-  bool write_message(int peer, const Op& op, bool* finished);
+  // `must_tell`: the peer may wait for the room that there is now, and has not been told.
+  bool pump_in(int peer, bool* must_tell);
+  bool write_message(Ring& ring, const Op& op, bool* finished);
   void handle(int source, const Frame& frame, Ring& ring);
   void handle_data(int source, const Frame& frame, Ring& ring);
   void arrived(int source, const Frame& frame, Ring& ring);
@@ -99,6 +103,8 @@ class P2pEngine : public std::enable_shared_from_this<P2pEngine> {
   bool has_work() const { return is_busy() || !finished_.empty(); }
   bool is_awaited(int peer) const;
   bool is_sending() const { return !sends_.empty(); }
+  // Takes no lock: a hint.
+  bool has_incoming() const;
   void ring_doorbell(int peer);
   void ring_own_doorbell() { ring_doorbell(peers_->rank); }
 
@@ -128,6 +134,7 @@ class P2pEngine : public std::enable_shared_from_this<P2pEngine> {
   std::condition_variable became_busy_;
   std::condition_variable sends_drained_;
   std::vector<Outgoing> outgoing_;                       // by peer
+  std::vector<Ring> incoming_;                           // by peer
   std::map<std::uint64_t, Op> sends_;                    // not yet done, by id
   std::list<Op> receives_;                               // posted, not yet met, in order
   std::map<std::pair<int, std::uint64_t>, Op> streams_;  // receives being filled, by (source, id)

@@ -20,6 +20,13 @@ constexpr std::chrono::milliseconds kLinger{200};
 // How long it leaves a new operation to its caller, who most likely comes to wait for it.
 constexpr std::chrono::milliseconds kGrace{1};
 
+// A waiting caller looks at so many rings besides the doorbell.
+constexpr int kMostRingsToLookAt = 8;
+
+// Rounds of a waiting caller, each of which moves something or waits for less than a sleep, between
+// two looks at the clock.
+constexpr std::uint32_t kRoundsPerLook = 16;
+
 void sleep_while(RankWords& words, std::uint32_t seen, std::chrono::milliseconds limit) {
   if (words.doorbell.load(std::memory_order_seq_cst) == seen) {
     futex_wait(words.doorbell, seen, limit);
@@ -74,6 +81,11 @@ bool P2pEngine::is_awaited(int peer) const {
                      [&](const Op& op) { return op->peer == peer || op->peer == kAnySource; }) ||
          std::any_of(streams_.begin(), streams_.end(),
                      [&](const auto& stream) { return stream.first.first == peer; });
+}
+
+bool P2pEngine::has_incoming() const {
+  return std::any_of(incoming_.begin(), incoming_.end(),
+                     [](const Ring& ring) { return ring.has_frame(); });
 }
 
 void P2pEngine::ring_doorbell(int peer) {
@@ -209,9 +221,11 @@ void P2pEngine::help(FunctionRef<bool()> is_done, const std::function<void()>* c
   static thread_local WaitPolicy in_crowd(true);
   WaitPolicy& policy = peers_->is_crowded ? in_crowd : with_a_core;
   RankWords& own = segment_->words(peers_->rank);
-  Clock::time_point next_check = Clock::now() + kLookAround;
+  const bool may_be_interrupted = check_interrupt != nullptr;
+  Clock::time_point next_check{};
   bool has_lingered = false;  // since something moved
-  while (true) {
+  for (std::uint32_t round = 0;; ++round) {
+    bool has_slept = false;
     const std::uint32_t seen = own.doorbell.load(std::memory_order_seq_cst);
     const bool moved = pump();
     deliver(lock, Caller::kHelper);
@@ -220,7 +234,12 @@ void P2pEngine::help(FunctionRef<bool()> is_done, const std::function<void()>* c
       lock.lock();
       return;
     }
-    const auto rung = [&] { return own.doorbell.load(std::memory_order_acquire) != seen; };
+    // A message is seen before the doorbell, which is rung after it and whose line travels as well.
+    const bool looks_at_rings = peers_->n_ranks() <= kMostRingsToLookAt;
+    const auto rung = [&] {
+      return (looks_at_rings && has_incoming()) ||
+             own.doorbell.load(std::memory_order_acquire) != seen;
+    };
     if (peers_->is_crowded) {
       tell_core(*segment_, peers_->rank);
     }
@@ -230,10 +249,17 @@ void P2pEngine::help(FunctionRef<bool()> is_done, const std::function<void()>* c
       own.doorbell_waiters.fetch_add(1, std::memory_order_seq_cst);
       sleep_while(own, seen, kLookAround);
       own.doorbell_waiters.fetch_sub(1, std::memory_order_relaxed);
+      has_slept = true;
     }
-    if (check_interrupt != nullptr && Clock::now() >= next_check) {
-      (*check_interrupt)();
-      next_check = Clock::now() + kLookAround;
+    // Not after each small message: it costs two looks at the clock.
+    if (may_be_interrupted && (has_slept || round % kRoundsPerLook == 1)) {
+      const Clock::time_point now = Clock::now();
+      if (next_check == Clock::time_point{}) {
+        next_check = now + kLookAround;
+      } else if (now >= next_check) {
+        (*check_interrupt)();
+        next_check = Clock::now() + kLookAround;
+      }
     }
     lock.lock();
   }

@@ -3,21 +3,39 @@
 #include <algorithm>
 #include <cstring>
 
+#include "core/round_up.h"
 #include "shm/line_copies.h"
 
 namespace horon {
+namespace {
+
+std::uint64_t ring_bytes_of(const Frame& frame) {
+  return round_up<std::uint64_t>(sizeof frame + frame.payload_bytes, kCacheLineBytes);
+}
+
+}  // namespace
 
 Ring::Ring(const Segment& segment, int source, int destination)
     : words_(&segment.ring_words(source, destination)),
       data_(segment.ring_data(source, destination)),
-      bytes_(segment.layout().ring_bytes()) {}
+      bytes_(segment.layout().ring_bytes()),
+      consumed_(words_->consumed.load(std::memory_order_acquire)) {}
 
-std::int64_t Ring::writable_payload() const {
-  // Acquire: the reader has finished copying what it gave back.
-  const std::uint64_t consumed = words_->consumed.load(std::memory_order_acquire);
+std::int64_t Ring::payload_room() const {
   // Relaxed: only this side writes it.
-  const std::uint64_t used = words_->written.load(std::memory_order_relaxed) - consumed;
+  const std::uint64_t used = words_->written.load(std::memory_order_relaxed) - consumed_;
   return static_cast<std::int64_t>(bytes_ - used) - static_cast<std::int64_t>(sizeof(Frame));
+}
+
+std::int64_t Ring::writable_payload() {
+  // Acquire: the reader has finished copying what it gave back.
+  consumed_ = words_->consumed.load(std::memory_order_acquire);
+  return payload_room();
+}
+
+bool Ring::has_room(std::uint64_t payload_bytes) {
+  const auto wanted = static_cast<std::int64_t>(payload_bytes);
+  return payload_room() >= wanted || writable_payload() >= wanted;
 }
 
 void Ring::write(const Frame& frame, const std::byte* payload, SharedStore* store) {
@@ -25,7 +43,7 @@ void Ring::write(const Frame& frame, const std::byte* payload, SharedStore* stor
   copy_in(position, &frame, sizeof frame, nullptr);
   copy_in(position + sizeof frame, payload, frame.payload_bytes, store);
   // Release: publishes frame and payload together.
-  words_->written.store(position + sizeof frame + frame.payload_bytes, std::memory_order_release);
+  words_->written.store(position + ring_bytes_of(frame), std::memory_order_release);
 }
 
 bool Ring::peek(Frame* frame) const {
@@ -44,7 +62,7 @@ void Ring::consume(const Frame& frame, std::byte* to) {
     copy_out(position + sizeof frame, to, frame.payload_bytes);
   }
   // Release: the copy is over before the writer may overwrite.
-  words_->consumed.store(position + sizeof frame + frame.payload_bytes, std::memory_order_release);
+  words_->consumed.store(position + ring_bytes_of(frame), std::memory_order_release);
 }
 
 void Ring::copy_in(std::uint64_t position, const void* from, std::size_t bytes,

@@ -1,3 +1,4 @@
+#include "core/round_up.h"
 #include "shm/ring.h"
 
 #include <deque>
@@ -71,10 +72,31 @@ TEST_CASE("a ring takes what it says, to the last byte, at every position") {
       REQUIRE(ring.writable_payload() == static_cast<std::int64_t>(room));
       const std::size_t bytes = id % 3 == 0 ? room : static_cast<std::size_t>(id * 37) % room;
       write(ring, id, bytes);
-      REQUIRE(ring.writable_payload() == static_cast<std::int64_t>(room - bytes - sizeof(Frame)));
+      const std::size_t used = round_up(sizeof(Frame) + bytes, kCacheLineBytes);
+      REQUIRE(ring.writable_payload() == static_cast<std::int64_t>(room - used));
       read_and_check(ring, id, bytes);
       REQUIRE_FALSE(ring.peek(&frame));
     }
+  }
+}
+
+TEST_CASE("a writer finds the room that a reader has made") {
+  const LocalGroup group(2, ring_options(4096));
+  Ring writer(*group.segment(0), 0, 1);
+  Ring reader(*group.segment(1), 0, 1);
+  constexpr std::size_t kBytes = 1024 - sizeof(Frame);
+  for (std::uint64_t id = 0; id < 4; ++id) {
+    REQUIRE(writer.has_room(kBytes));
+    write(writer, id, kBytes);
+    REQUIRE(reader.has_frame());
+  }
+  REQUIRE_FALSE(writer.has_room(0));
+  for (std::uint64_t id = 4; id < 100; ++id) {
+    read_and_check(reader, id - 4, kBytes);
+    REQUIRE_FALSE(writer.has_room(kBytes + 1));
+    REQUIRE(writer.has_room(kBytes));
+    write(writer, id, kBytes);
+    REQUIRE_FALSE(writer.has_room(0));
   }
 }
 
