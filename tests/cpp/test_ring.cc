@@ -1,10 +1,10 @@
-#include "core/round_up.h"
 #include "shm/ring.h"
 
 #include <deque>
 #include <random>
 
 #include "catch.h"
+#include "core/round_up.h"
 #include "rank_threads.h"
 
 using namespace horon;
