@@ -102,7 +102,7 @@ bool may_move_threads_from_environment() { return read_switch("HORON_MOVE_THREAD
 
 std::chrono::microseconds linger_time_from_environment() {
   constexpr const char* kVariable = "HORON_LINGER_US";
-  constexpr std::size_t kMost = 1'000'000;
+  constexpr std::size_t kMost = 50'000;  // then everybody looks around, for death and Ctrl-C
   std::size_t time = 10'000;
   if (read_number(kVariable, "microseconds", &time) && time > kMost) {
     throw UsageError(

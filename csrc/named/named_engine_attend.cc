@@ -15,6 +15,8 @@ namespace {
 
 // The background thread with nothing to wait for.
 constexpr std::chrono::hours kForever{24};
+// Of somebody who waits and does not sleep, between two looks at the clock.
+constexpr std::uint32_t kRoundsPerLook = 16;
 
 std::chrono::nanoseconds at_most(std::chrono::nanoseconds time, const Deadline* deadline) {
   return deadline == nullptr ? time : std::min(time, deadline->remaining());
@@ -83,11 +85,11 @@ void NamedEngine::stop_waiting(std::unique_lock<std::mutex>& lock) {
 void NamedEngine::attend(FunctionRef<bool()> is_done, const Deadline* deadline,
                          InterruptCheck check_interrupt, Manner manner) {
   channel_->attend();
-  bool has_lingered = false;  // since something happened
+  bool has_lingered = false;
+  std::uint32_t rounds = 0;
   while (true) {
     const std::uint32_t seen = channel_->events();
     const bool did_something = attend_once(check_interrupt);
-    has_lingered = has_lingered && !did_something;
     {
       const std::lock_guard lock(mutex_);
       // What is agreed on besides would need the background thread, which would have to wake up.
@@ -98,19 +100,24 @@ void NamedEngine::attend(FunctionRef<bool()> is_done, const Deadline* deadline,
     }
     if (did_something ||
         (manner == Manner::kBriefly ? channel_->pause(seen) : channel_->spin(seen))) {
-      continue;
+      // Traffic of others that never stops must not keep this rank from looking around.
+      if (manner == Manner::kBriefly || ++rounds % kRoundsPerLook != 0 ||
+          Clock::now() - last_look_ < kLookAround) {
+        continue;
+      }
+    } else {
+      if (deadline != nullptr && deadline->has_passed()) {
+        return;
+      }
+      if (manner == Manner::kBriefly) {
+        continue;
+      }
+      const std::chrono::nanoseconds limit = at_most(kLookAround, deadline);
+      if (!std::exchange(has_lingered, true) && channel_->linger(seen, limit)) {
+        continue;
+      }
+      channel_->sleep(Sleeper::kForeground, seen, limit);
     }
-    if (deadline != nullptr && deadline->has_passed()) {
-      return;
-    }
-    if (manner == Manner::kBriefly) {
-      continue;
-    }
-    if (!std::exchange(has_lingered, true) &&
-        channel_->linger(seen, at_most(kLookAround, deadline))) {
-      continue;
-    }
-    channel_->sleep(Sleeper::kForeground, seen, at_most(kLookAround, deadline));
     look_around();
     if (check_interrupt != nullptr) {
       (*check_interrupt)();

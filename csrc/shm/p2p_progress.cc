@@ -223,7 +223,7 @@ void P2pEngine::help(FunctionRef<bool()> is_done, const std::function<void()>* c
   RankWords& own = segment_->words(peers_->rank);
   const bool may_be_interrupted = check_interrupt != nullptr;
   Clock::time_point next_check{};
-  bool has_lingered = false;  // since something moved
+  bool has_lingered = false;
   for (std::uint32_t round = 0;; ++round) {
     bool has_slept = false;
     const std::uint32_t seen = own.doorbell.load(std::memory_order_seq_cst);
@@ -243,9 +243,9 @@ void P2pEngine::help(FunctionRef<bool()> is_done, const std::function<void()>* c
     if (peers_->is_crowded) {
       tell_core(*segment_, peers_->rank);
     }
-    has_lingered = has_lingered && !moved;
     if (!moved && !policy.spin(rung, [this] { return is_core_needed(); }) &&
-        (std::exchange(has_lingered, true) || !policy.linger(rung, peers_->linger_time))) {
+        (std::exchange(has_lingered, true) ||
+         !policy.linger(rung, peers_->linger_time, kLookAround))) {
       own.doorbell_waiters.fetch_add(1, std::memory_order_seq_cst);
       sleep_while(own, seen, kLookAround);
       own.doorbell_waiters.fetch_sub(1, std::memory_order_relaxed);

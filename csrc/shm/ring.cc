@@ -18,8 +18,7 @@ std::uint64_t ring_bytes_of(const Frame& frame) {
 Ring::Ring(const Segment& segment, int source, int destination)
     : words_(&segment.ring_words(source, destination)),
       data_(segment.ring_data(source, destination)),
-      bytes_(segment.layout().ring_bytes()),
-      consumed_(words_->consumed.load(std::memory_order_acquire)) {}
+      bytes_(segment.layout().ring_bytes()) {}
 
 std::int64_t Ring::payload_room() const {
   // Relaxed: only this side writes it.

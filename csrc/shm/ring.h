@@ -64,7 +64,9 @@ class Ring {
   RingWords* words_;
   std::byte* data_;
   std::size_t bytes_;
-  std::uint64_t consumed_ = 0;  // by the reader, as the writer saw it last
+  // By the reader, as the writer saw it last. Not looked up before it is needed: memory is taken
+  // from the system when a ring is first touched.
+  std::uint64_t consumed_ = 0;
 };
 
 }  // namespace horon

@@ -131,7 +131,7 @@ bool ShmControlChannel::read_from(int rank) {
                 "the control ring from rank ", rank, " is damaged");
     const RingWords& words = segment_->ring_words(rank, peers_->rank);
     const bool was_full = words.written.load(std::memory_order_relaxed) -
-                              words.consumed.load(std::memory_order_relaxed) >
+                              words.consumed.load(std::memory_order_relaxed) >=
                           segment_->layout().ring_bytes() / 2;
     const std::size_t before = message.size();
     message.resize(before + frame.payload_bytes);
@@ -154,7 +154,7 @@ bool ShmControlChannel::spin(std::uint32_t seen) {
 
 bool ShmControlChannel::linger(std::uint32_t seen, std::chrono::nanoseconds limit) {
   return policy_.linger([&] { return own_->doorbell.load(std::memory_order_acquire) != seen; },
-                        std::min<std::chrono::nanoseconds>(limit, peers_->linger_time));
+                        peers_->linger_time, limit);
 }
 
 bool ShmControlChannel::pause(std::uint32_t seen) {

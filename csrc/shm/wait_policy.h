@@ -26,6 +26,8 @@
 #include <sched.h>
 #include <sys/resource.h>
 
+#include <algorithm>
+
 #include "core/deadline.h"
 #include "core/wait_trust.h"
 #include "shm/empty_yields.h"
@@ -86,7 +88,8 @@ class WaitPolicy {
       }
       pause_cpu();
     }
-    if (!trust_.begin_wait()) {
+    may_yield_ = trust_.begin_wait();
+    if (!may_yield_) {
       return (!is_crowded_ && spin_trust_.begin_wait()) ? spin_on(ready) : ready();
     }
     const Clock::time_point start = Clock::now();
@@ -96,8 +99,8 @@ class WaitPolicy {
       ::sched_yield();
       const bool is_ready = ready();
       const Clock::time_point now = Clock::now();
-      const bool may_go_on = trust_.came_back_after(now - before);
-      if (is_ready || !may_go_on || now - start > kYieldTime) {
+      may_yield_ = trust_.came_back_after(now - before);
+      if (is_ready || !may_yield_ || now - start > kYieldTime) {
         return is_ready;
       }
       if (is_crowded_ && empty.is_look_due() && empty.look(times_core_lost()) && is_core_needed()) {
@@ -107,29 +110,30 @@ class WaitPolicy {
     }
   }
 
-  // After spin(), in the same wait: goes on for so long at most. Returns ready()'s last value. See
-  // Note [Lingering].
+  // After spin(), in the same wait: goes on for `time`, but not longer than `limit`, which is the
+  // caller's own. Returns ready()'s last value. See Note [Lingering].
   template <typename Ready>
-  bool linger(const Ready& ready, std::chrono::nanoseconds time) {
-    if (time <= std::chrono::nanoseconds::zero() || !trust_.trusts() ||
+  bool linger(const Ready& ready, std::chrono::nanoseconds time, std::chrono::nanoseconds limit) {
+    if (std::min(time, limit) <= std::chrono::nanoseconds::zero() || !may_yield_ ||
         !linger_trust_.begin_wait()) {
       return ready();
     }
     const Clock::time_point start = Clock::now();
     Clock::time_point before = start;
     bool is_ready = ready();
-    bool may_go_on = true;
-    while (!is_ready && may_go_on && before - start < time) {
+    while (!is_ready && may_yield_ && before - start < std::min(time, limit)) {
       ::sched_yield();
       for (int i = 0; i < kPausesPerYield && !is_ready; ++i) {
         pause_cpu();
         is_ready = ready();
       }
       const Clock::time_point now = Clock::now();
-      may_go_on = trust_.came_back_after(now - before);
+      may_yield_ = trust_.came_back_after(now - before);
       before = now;
     }
-    linger_trust_.record(is_ready);
+    if (is_ready || time <= limit) {  // a wait that was cut short says nothing
+      linger_trust_.record(is_ready);
+    }
     return is_ready;
   }
 
@@ -155,6 +159,7 @@ class WaitPolicy {
   const bool is_crowded_;
   const int pauses_;
   YieldTrust trust_;
+  bool may_yield_ = true;   // in this wait
   WaitTrust spin_trust_;    // see Note [Spinning before a sleep]
   WaitTrust linger_trust_;  // see Note [Lingering]
 };

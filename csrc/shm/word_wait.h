@@ -40,8 +40,7 @@ void wait_for_word(Word& word, WaitPolicy& policy, const Ready& ready, const IsO
   }
   const auto is_ended = [&] { return ready() || is_over(); };
   if (!policy.spin(is_ended, is_core_needed) && context.may_linger) {
-    policy.linger(is_ended,
-                  std::min<std::chrono::nanoseconds>(linger_time, context.deadline.remaining()));
+    policy.linger(is_ended, linger_time, context.deadline.remaining());
   }
   Clock::time_point next_interrupt_check{};
   while (!ready()) {

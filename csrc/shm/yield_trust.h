@@ -34,9 +34,6 @@ class YieldTrust {
     return true;
   }
 
-  // Whether a wait that has begun may yield.
-  bool trusts() const { return futex_waits_left_ == 0; }
-
   // After each yield; false if this wait should yield no more.
   bool came_back_after(std::chrono::nanoseconds took) {
     if (took <= kSlowYield) {

@@ -64,8 +64,41 @@ using GpuMaker = std::function<std::shared_ptr<FakeDeviceBatches>(int set, int p
 // Called before a process set's lane is made; may throw.
 using BeforeLane = std::function<void(int set, const std::function<void()>& look_around)>;
 
-// What carries the engines' messages.
-enum class ControlKind : std::uint8_t { kShm, kTcp };
+// What carries the engines' messages. Restless: as kShm, but somebody who waits sees something
+// happen all the time, as beside other ranks' traffic that never stops.
+enum class ControlKind : std::uint8_t { kShm, kTcp, kRestless };
+
+class RestlessChannel final : public ControlChannel {
+ public:
+  explicit RestlessChannel(std::unique_ptr<ControlChannel> inner) : inner_(std::move(inner)) {}
+
+  bool spin(std::uint32_t /*seen*/) override { return true; }
+  bool linger(std::uint32_t /*seen*/, std::chrono::nanoseconds /*limit*/) override { return true; }
+  bool pause(std::uint32_t /*seen*/) override { return true; }
+
+  void send(int rank, Bytes bytes, bool is_urgent) override {
+    inner_->send(rank, std::move(bytes), is_urgent);
+  }
+  bool flush() override { return inner_->flush(); }
+  bool receive(int* source, Bytes* bytes) override { return inner_->receive(source, bytes); }
+  std::uint32_t events() const override { return inner_->events(); }
+  void sleep(Sleeper sleeper, std::uint32_t seen, std::chrono::nanoseconds limit) override {
+    inner_->sleep(sleeper, seen, limit);
+  }
+  void wake() override { inner_->wake(); }
+  void attend() override { inner_->attend(); }
+  void leave_to_background(bool only_urgent) override { inner_->leave_to_background(only_urgent); }
+  void give_up_meeting(std::uint32_t meeting) override { inner_->give_up_meeting(meeting); }
+  std::uint32_t given_up_meeting() const override { return inner_->given_up_meeting(); }
+  bool is_poisoned() override { return inner_->is_poisoned(); }
+  std::string failure() override { return inner_->failure(); }
+  bool has_departed(int rank) override { return inner_->has_departed(rank); }
+  void poison(const std::string& reason) override { inner_->poison(reason); }
+  void depart() override { inner_->depart(); }
+
+ private:
+  const std::unique_ptr<ControlChannel> inner_;
+};
 
 inline std::unique_ptr<ControlChannel> make_channel(ControlKind kind, Store& store, int rank,
                                                     int n_ranks) {
@@ -74,8 +107,12 @@ inline std::unique_ptr<ControlChannel> make_channel(ControlKind kind, Store& sto
     return std::make_unique<TcpControlChannel>(
         rank, n_ranks, meet_coordinator(control, rank, n_ranks, "lo", patient_context()));
   }
-  return std::make_unique<ShmControlChannel>(
+  auto channel = std::make_unique<ShmControlChannel>(
       rendezvous(control, identity_of(rank, n_ranks), ShmControlChannel::options({}), patient()));
+  if (kind == ControlKind::kRestless) {
+    return std::make_unique<RestlessChannel>(std::move(channel));
+  }
+  return channel;
 }
 
 inline std::unique_ptr<NamedEngine> make_engine(Store& store, int rank, int n_ranks,

@@ -319,6 +319,36 @@ TEST_CASE("named engine: a stall can be an error that names the missing rank") {
       options);
 }
 
+TEST_CASE("named engine: who waits looks around, however much goes on meanwhile") {
+  MemoryStore store;
+  std::atomic<bool> was_interrupted{false};
+  require_no_errors(run_ranks(2, [&](int rank) {
+    const auto engine =
+        make_engine(store, rank, 2, {}, rank == 0 ? ControlKind::kRestless : ControlKind::kShm);
+    const std::uint64_t handle = engine->submit(named_all_reduce(concat("of rank ", rank), {1.0F}));
+    const std::function<void()> interrupt = [] { throw std::runtime_error("Ctrl-C"); };
+    if (rank == 0) {
+      try {
+        engine->wait(handle, &interrupt);
+      } catch (const std::runtime_error&) {
+        was_interrupted = true;
+      }
+      expect(was_interrupted, "nothing was looked for");
+    } else {
+      for (int i = 0; i < 1000 && !was_interrupted; ++i) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(10));
+      }
+    }
+    const std::uint64_t other =
+        engine->submit(named_all_reduce(concat("of rank ", 1 - rank), {1.0F}));
+    for (const std::uint64_t own : {handle, other}) {
+      const auto done = engine->wait(own, nullptr);
+      expect(done != nullptr && !done->error, "it can not be waited for again");
+    }
+    engine->shutdown();
+  }));
+}
+
 TEST_CASE("named engine: again and again") {
   for (int i = 0; i < 20; ++i) {
     run_engines(2, [](NamedEngine&, int) {});

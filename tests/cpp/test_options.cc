@@ -128,11 +128,11 @@ TEST_CASE("whether threads may be moved comes from the environment") {
 
 TEST_CASE("how long waits linger comes from the environment") {
   for (const auto& [value, expected] :
-       std::map<std::string, int>{{"", 10'000}, {"0", 0}, {"250", 250}, {"1000000", 1'000'000}}) {
+       std::map<std::string, int>{{"", 10'000}, {"0", 0}, {"250", 250}, {"50000", 50'000}}) {
     const Environment environment(std::map<std::string, std::string>{{"HORON_LINGER_US", value}});
     REQUIRE(linger_time_from_environment() == std::chrono::microseconds(expected));
   }
-  for (const char* value : {"on", "-1", "1.5", "1000001"}) {
+  for (const char* value : {"on", "-1", "1.5", "50001"}) {
     const Environment environment(std::map<std::string, std::string>{{"HORON_LINGER_US", value}});
     const std::exception_ptr error = error_of([] { linger_time_from_environment(); });
     INFO(value);

@@ -63,7 +63,8 @@ TEST_CASE("a wait lingers until what it waits for has come", "[wait_trust]") {
       std::this_thread::sleep_for(std::chrono::milliseconds(2));
       has_come = true;
     });
-    has_seen = WaitPolicy(false).linger([&] { return has_come.load(); }, std::chrono::seconds(60));
+    has_seen = WaitPolicy(false).linger([&] { return has_come.load(); }, std::chrono::seconds(60),
+                                        std::chrono::hours(1));
     other.join();
   }
   REQUIRE(has_seen);
@@ -76,14 +77,17 @@ TEST_CASE("a wait lingers no longer than it may, nor where that does not help", 
     ++looks;
     return false;
   };
-  REQUIRE_FALSE(policy.linger(never, std::chrono::seconds(0)));
+  REQUIRE_FALSE(policy.linger(never, std::chrono::seconds(0), std::chrono::hours(1)));
   REQUIRE(looks == 1);
+  for (int wait = 0; wait < 4 * WaitTrust::kMost; ++wait) {  // cut short: says nothing
+    REQUIRE_FALSE(policy.linger(never, std::chrono::hours(1), std::chrono::microseconds(100)));
+  }
   for (int wait = 0; wait < WaitTrust::kMost; ++wait) {
-    REQUIRE_FALSE(policy.linger(never, std::chrono::microseconds(100)));
+    REQUIRE_FALSE(policy.linger(never, std::chrono::microseconds(100), std::chrono::hours(1)));
   }
   for (std::uint32_t wait = 0; wait + 1 < WaitTrust::kWaitsBetweenTrials; ++wait) {
     looks = 0;
-    REQUIRE_FALSE(policy.linger(never, std::chrono::hours(1)));
+    REQUIRE_FALSE(policy.linger(never, std::chrono::hours(1), std::chrono::hours(1)));
     REQUIRE(looks == 1);
   }
 }
