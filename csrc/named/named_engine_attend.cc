@@ -1,9 +1,9 @@
 // NamedEngine: who attends, and when threads sleep. See Note [Attending].
 
 #include <algorithm>
-#include <utility>
 
 #include "core/error.h"
+#include "core/linger_budget.h"
 #include "core/thread_name.h"
 #include "named/named_engine.h"
 
@@ -85,11 +85,14 @@ void NamedEngine::stop_waiting(std::unique_lock<std::mutex>& lock) {
 void NamedEngine::attend(FunctionRef<bool()> is_done, const Deadline* deadline,
                          InterruptCheck check_interrupt, Manner manner) {
   channel_->attend();
-  bool has_lingered = false;
+  LingerBudget lingering;
   std::uint32_t rounds = 0;
   while (true) {
     const std::uint32_t seen = channel_->events();
     const bool did_something = attend_once(check_interrupt);
+    if (did_something) {
+      lingering.renew();
+    }
     {
       const std::lock_guard lock(mutex_);
       // What is agreed on besides would need the background thread, which would have to wake up.
@@ -113,7 +116,9 @@ void NamedEngine::attend(FunctionRef<bool()> is_done, const Deadline* deadline,
         continue;
       }
       const std::chrono::nanoseconds limit = at_most(kLookAround, deadline);
-      if (!std::exchange(has_lingered, true) && channel_->linger(seen, limit)) {
+      if (lingering.spend([&](std::chrono::nanoseconds most) {
+            return channel_->linger(seen, std::min(limit, most));
+          })) {
         continue;
       }
       channel_->sleep(Sleeper::kForeground, seen, limit);

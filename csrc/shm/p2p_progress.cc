@@ -2,10 +2,10 @@
 
 #include <algorithm>
 #include <system_error>
-#include <utility>
 
 #include "core/error.h"
 #include "core/futex.h"
+#include "core/linger_budget.h"
 #include "core/log.h"
 #include "core/thread_name.h"
 #include "shm/p2p_engine.h"
@@ -223,7 +223,7 @@ void P2pEngine::help(FunctionRef<bool()> is_done, const std::function<void()>* c
   RankWords& own = segment_->words(peers_->rank);
   const bool may_be_interrupted = check_interrupt != nullptr;
   Clock::time_point next_check{};
-  bool has_lingered = false;
+  LingerBudget lingering;
   for (std::uint32_t round = 0;; ++round) {
     bool has_slept = false;
     const std::uint32_t seen = own.doorbell.load(std::memory_order_seq_cst);
@@ -243,9 +243,12 @@ void P2pEngine::help(FunctionRef<bool()> is_done, const std::function<void()>* c
     if (peers_->is_crowded) {
       tell_core(*segment_, peers_->rank);
     }
-    if (!moved && !policy.spin(rung, [this] { return is_core_needed(); }) &&
-        (std::exchange(has_lingered, true) ||
-         !policy.linger(rung, peers_->linger_time, kLookAround))) {
+    if (moved) {
+      lingering.renew();
+    } else if (!policy.spin(rung, [this] { return is_core_needed(); }) &&
+               !lingering.spend([&](std::chrono::nanoseconds most) {
+                 return policy.linger(rung, peers_->linger_time, most);
+               })) {
       own.doorbell_waiters.fetch_add(1, std::memory_order_seq_cst);
       sleep_while(own, seen, kLookAround);
       own.doorbell_waiters.fetch_sub(1, std::memory_order_relaxed);

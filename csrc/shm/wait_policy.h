@@ -19,8 +19,8 @@
 // Who waits for longer than that mostly waits for a rank whose computation takes some milliseconds
 // more. A core that sleeps meanwhile takes 50 to 120 us to be woken, on a virtual machine. Where
 // every rank has a core, a caller's thread has no better use for its own: it goes on yielding for
-// some milliseconds, once in each wait, as long as that helps and nobody else has taken the core.
-// Background threads don't.
+// some milliseconds, as long as that helps and nobody else has taken the core; once in each wait,
+// and again when something has happened in it, see LingerBudget. Background threads don't.
 #pragma once
 
 #include <sched.h>

@@ -3,6 +3,7 @@
 #include <thread>
 
 #include "catch.h"
+#include "core/linger_budget.h"
 #include "core/wait_trust.h"
 #include "shm/wait_policy.h"
 
@@ -90,6 +91,29 @@ TEST_CASE("a wait lingers no longer than it may, nor where that does not help", 
     REQUIRE_FALSE(policy.linger(never, std::chrono::hours(1), std::chrono::hours(1)));
     REQUIRE(looks == 1);
   }
+}
+
+TEST_CASE("a wait lingers again when something has happened, but not for ever", "[wait_trust]") {
+  LingerBudget budget;
+  int n = 0;
+  std::chrono::nanoseconds last{LingerBudget::kMost};
+  const auto linger = [&](std::chrono::nanoseconds most) {
+    ++n;
+    CHECK(most <= last);
+    CHECK(most.count() > 0);
+    last = most;
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    return true;
+  };
+  REQUIRE(budget.spend(linger));
+  REQUIRE_FALSE(budget.spend(linger));
+  REQUIRE(n == 1);
+  for (int i = 0; i < 20; ++i) {
+    budget.renew();
+    budget.spend(linger);
+  }
+  REQUIRE(n > 1);
+  REQUIRE(n <= 5);
 }
 
 TEST_CASE("a wait spins and gives up, whoever has the core", "[wait_trust]") {
