@@ -109,6 +109,7 @@ HoronBackend::WorkPtr HoronBackend::issue_message(at::Tensor& tensor, int peer, 
   op->work = work;
   op->hooks = hooks_;
   op->group = group_;
+  // The engine holds the message while it calls this.
   op->on_done = [message = op.get()](const std::exception_ptr& error, int source) {
     message->end(error, source);
   };

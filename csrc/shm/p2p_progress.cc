@@ -221,7 +221,8 @@ void P2pEngine::help(FunctionRef<bool()> is_done, const std::function<void()>* c
   static thread_local WaitPolicy in_crowd(true);
   WaitPolicy& policy = peers_->is_crowded ? in_crowd : with_a_core;
   RankWords& own = segment_->words(peers_->rank);
-  const bool may_be_interrupted = check_interrupt != nullptr;
+  // A message is seen before the doorbell, which is rung after it and whose line travels as well.
+  const bool looks_at_rings = peers_->n_ranks() <= kMostRingsToLookAt;
   Clock::time_point next_check{};
   LingerBudget lingering;
   for (std::uint32_t round = 0;; ++round) {
@@ -234,8 +235,6 @@ void P2pEngine::help(FunctionRef<bool()> is_done, const std::function<void()>* c
       lock.lock();
       return;
     }
-    // A message is seen before the doorbell, which is rung after it and whose line travels as well.
-    const bool looks_at_rings = peers_->n_ranks() <= kMostRingsToLookAt;
     const auto rung = [&] {
       return (looks_at_rings && has_incoming()) ||
              own.doorbell.load(std::memory_order_acquire) != seen;
@@ -255,7 +254,7 @@ void P2pEngine::help(FunctionRef<bool()> is_done, const std::function<void()>* c
       has_slept = true;
     }
     // Not after each small message: it costs two looks at the clock.
-    if (may_be_interrupted && (has_slept || round % kRoundsPerLook == 1)) {
+    if (check_interrupt != nullptr && (has_slept || round % kRoundsPerLook == 1)) {
       const Clock::time_point now = Clock::now();
       if (next_check == Clock::time_point{}) {
         next_check = now + kLookAround;

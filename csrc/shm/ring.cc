@@ -9,7 +9,7 @@
 namespace horon {
 namespace {
 
-std::uint64_t ring_bytes_of(const Frame& frame) {
+std::uint64_t length_in_ring(const Frame& frame) {
   return round_up<std::uint64_t>(sizeof frame + frame.payload_bytes, kCacheLineBytes);
 }
 
@@ -42,7 +42,7 @@ void Ring::write(const Frame& frame, const std::byte* payload, SharedStore* stor
   copy_in(position, &frame, sizeof frame, nullptr);
   copy_in(position + sizeof frame, payload, frame.payload_bytes, store);
   // Release: publishes frame and payload together.
-  words_->written.store(position + ring_bytes_of(frame), std::memory_order_release);
+  words_->written.store(position + length_in_ring(frame), std::memory_order_release);
 }
 
 bool Ring::peek(Frame* frame) const {
@@ -61,7 +61,7 @@ void Ring::consume(const Frame& frame, std::byte* to) {
     copy_out(position + sizeof frame, to, frame.payload_bytes);
   }
   // Release: the copy is over before the writer may overwrite.
-  words_->consumed.store(position + ring_bytes_of(frame), std::memory_order_release);
+  words_->consumed.store(position + length_in_ring(frame), std::memory_order_release);
 }
 
 void Ring::copy_in(std::uint64_t position, const void* from, std::size_t bytes,
