@@ -40,6 +40,32 @@ TEST_CASE("p2p: messages of all sizes, send first and receive first") {
   }
 }
 
+TEST_CASE("p2p: a sender is told of room and answer, once") {
+  LocalGroup group(2);
+  Endpoint a(group, 0);
+  Endpoint b(group, 1);
+  const auto& bell = group.segment(1)->words(0).doorbell;
+  SECTION("of room alone, when nobody has asked for the message") {
+    const auto sent = a.send(1, 5, message(1, 8));
+    const std::uint32_t before = bell;
+    b.engine().poll();
+    REQUIRE(bell == before + 1);
+    const auto received = b.receive(0, 5, 8);
+    REQUIRE(bell == before + 2);  // the answer
+    REQUIRE_NOTHROW(received->finish());
+    REQUIRE_NOTHROW(sent->finish());
+  }
+  SECTION("of both") {
+    const auto received = b.receive(0, 5, 8);
+    const std::uint32_t before = bell;
+    const auto sent = a.send(1, 5, message(1, 8));
+    b.engine().poll();
+    REQUIRE_NOTHROW(received->finish());
+    REQUIRE_NOTHROW(sent->finish());
+    REQUIRE(bell == before + 1);
+  }
+}
+
 TEST_CASE("p2p: matching is by tag, in the order of sending within a tag") {
   for (const std::size_t bytes : {8UL, 512UL, 2000UL}) {
     LocalGroup group(2);
