@@ -97,8 +97,12 @@ class CollectiveTask final : public Task {
     if (must_tell_of_abort_) {
       hooks_->on_abort->call_all_beside();
     }
+    work_->complete(translated(error_));
+  }
+
+  void call_back() noexcept override {
     const c10::intrusive_ptr<HoronWork> work = std::move(work_);
-    work->complete(translated(error_));
+    work->call_back();
   }
 
  private:

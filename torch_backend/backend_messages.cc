@@ -52,18 +52,26 @@ struct Message final : P2pOp {
   std::shared_ptr<Hooks> hooks;
   std::weak_ptr<Group> group;
 
-  void end(const std::exception_ptr& error, int source) {
-    if (!error) {
-      collective.finish();
+  void complete(const std::exception_ptr& error, int source) noexcept override {
+    std::exception_ptr outcome = error;
+    if (!outcome) {
+      try {
+        collective.finish();
+      } catch (...) {
+        outcome = without_python(std::current_exception());
+      }
       work->set_source_rank(source);
-    } else if (ends_group(error)) {
+    }
+    if (outcome && ends_group(outcome)) {
       if (const auto alive = group.lock()) {
         alive->set_failed();
       }
       hooks->on_abort->call_all_beside();
     }
-    work->complete(translated(error));
+    work->complete(translated(outcome));
   }
+
+  void call_back() noexcept override { work->call_back(); }
 };
 
 const char* title_of(c10d::OpType type) {
@@ -109,10 +117,6 @@ HoronBackend::WorkPtr HoronBackend::issue_message(at::Tensor& tensor, int peer, 
   op->work = work;
   op->hooks = hooks_;
   op->group = group_;
-  // The engine holds the message while it calls this.
-  op->on_done = [message = op.get()](const std::exception_ptr& error, int source) {
-    message->end(error, source);
-  };
   try {
     group_->p2p()->start(op);
   } catch (...) {

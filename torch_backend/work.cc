@@ -161,6 +161,9 @@ void HoronWork::complete(std::exception_ptr error) {
     origin_.hooks->on_completion.call_all(completion_key_);
   }
   finish(std::move(error));
+}
+
+void HoronWork::call_back() {
   c10::intrusive_ptr<c10::ivalue::Future> future;
   {
     const std::lock_guard lock(mutex_);

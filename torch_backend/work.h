@@ -54,8 +54,10 @@ class HoronWork : public c10d::Work {
   std::chrono::milliseconds getTimeout() const override { return origin_.timeout; }
 #endif
 
-  // Ends the operation: hooks, waiters, future. Called once, with no lock held.
+  // Ends the operation for hooks and for whoever waits or polls. Called once, with no lock held.
   void complete(std::exception_ptr error);
+  // Ends its future, if there is one: callbacks. Called once after complete(), with no lock held.
+  void call_back();
 
   void set_source_rank(int rank) { source_rank_.store(rank, std::memory_order_relaxed); }
   std::uint64_t completion_key() const { return completion_key_; }

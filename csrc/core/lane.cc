@@ -5,6 +5,7 @@
 #include <system_error>
 
 #include "core/error.h"
+#include "core/nesting.h"
 #include "core/thread_name.h"
 
 namespace horon {
@@ -255,8 +256,29 @@ void Lane::run_next(std::unique_lock<std::mutex>& lock) {
   end_turn();
   lock.unlock();
   task->complete();
-  task.reset();  // its destructor may call out, too
   lock.lock();
+  call_back(std::move(task), lock);
+}
+
+void Lane::call_back(std::shared_ptr<Task> task, std::unique_lock<std::mutex>& lock) {
+  const bool is_progress = on_progress_thread();  // the only one that can come to be deep inside
+  if (is_progress && Nesting::is_deep(this)) {
+    left_.push_back(std::move(task));
+    return;
+  }
+  while (task) {
+    lock.unlock();
+    {
+      const Nesting nesting(this);
+      task->call_back();
+      task.reset();  // its destructor may call out, too
+    }
+    lock.lock();
+    if (is_progress && !left_.empty()) {
+      task = std::move(left_.front());
+      left_.pop_front();
+    }
+  }
 }
 
 void Lane::progress_loop() {
@@ -341,6 +363,7 @@ void Lane::close(const Deadline& drain_until, const std::function<void()>& inter
     if (callers == Callers::kFail || !task->has_waiting_caller()) {
       task->fail(kClosedText);
       task->complete();
+      task->call_back();
     }
   }
   lock.lock();

@@ -60,8 +60,11 @@ class Task {
   virtual bool is_ready() noexcept { return false; }
   // Runs the operation, or what is left of it after its start; keeps what it throws for complete().
   virtual void execute() noexcept = 0;
-  // Tells the world, callbacks included. Called once, with no lock held, after execute() or fail().
+  // Tells whoever waits or polls. Called once, with no lock held, after execute() or fail().
   virtual void complete() noexcept = 0;
+  // Then tells those that wanted to be called, who may issue operations and wait for them. Called
+  // once, with no lock held; it may be some time later. See Note [Nested callbacks] in nesting.h.
+  virtual void call_back() noexcept {}
   // Instead of execute(), when the lane closed first.
   virtual void fail(const std::string& reason) noexcept = 0;
   // True when a caller of Lane::run waits for it.
@@ -130,6 +133,8 @@ class Lane : public std::enable_shared_from_this<Lane> {
   // Takes the first task off the queue and runs it, unless the queue is empty when the turn comes.
   // Gives the lock back held.
   void run_next(std::unique_lock<std::mutex>& lock);
+  // Calls back for a task that has run, or leaves that. Gives the lock back held.
+  void call_back(std::shared_ptr<Task> task, std::unique_lock<std::mutex>& lock);
   // Adds to the queue and returns the task's ticket. Requires the lock.
   std::uint64_t push(std::shared_ptr<Task> task);
   // Tries to start the task with that ticket, ending earlier ones where that makes room; false
@@ -160,6 +165,7 @@ class Lane : public std::enable_shared_from_this<Lane> {
   std::deque<Queued> queue_;
   std::uint64_t popped_ = 0;         // tickets that have left the queue; the first one's ticket
   std::uint64_t claimed_until_ = 0;  // tickets below it are the progress thread's
+  std::deque<std::shared_ptr<Task>> left_;  // whose callbacks the progress thread has left
   bool is_running_ = false;
   std::thread::id turn_holder_;     // while is_running_
   bool is_running_inline_ = false;  // on the thread of a caller of run()

@@ -55,11 +55,11 @@ class P2pEngine : public std::enable_shared_from_this<P2pEngine> {
   P2pEngine(const P2pEngine&) = delete;
   P2pEngine& operator=(const P2pEngine&) = delete;
 
-  // Starts the operation; on_done may be called before this returns. Throws GroupError when closed.
+  // Starts the operation; it may complete before this returns. Throws GroupError when closed.
   void start(const std::shared_ptr<P2pOp>& op);
 
   // Moves messages on this thread until `is_done()`, which is called with no lock held and must
-  // turn true with the on_done of some operation. Throws what check_interrupt throws.
+  // turn true when some operation completes. Throws what check_interrupt throws.
   void help_until(FunctionRef<bool()> is_done, const std::function<void()>* check_interrupt);
 
   // Moves what can be moved now.
@@ -100,7 +100,7 @@ class P2pEngine : public std::enable_shared_from_this<P2pEngine> {
   void fail_all(const std::string& reason);
   void look_around();
   bool is_busy() const;
-  bool has_work() const { return is_busy() || !finished_.empty(); }
+  bool has_work() const { return is_busy() || has_callbacks(); }
   bool is_awaited(int peer) const;
   bool is_sending() const { return !sends_.empty(); }
   // Takes no lock: a hint.
@@ -122,8 +122,9 @@ class P2pEngine : public std::enable_shared_from_this<P2pEngine> {
   // Whether a peer of a pending message was last seen on this core. Takes the lock.
   bool is_core_needed();
   enum class Caller { kHelper, kOther };  // kHelper: is counted in helpers_
-  // Calls on_done of what has finished, without the lock, and takes the lock again.
+  // Completes what has finished and calls back, without the lock, and takes the lock again.
   void deliver(std::unique_lock<std::mutex>& lock, Caller caller = Caller::kOther);
+  bool has_callbacks() const { return !finished_.empty() || !left_.empty(); }
 
   Segment* const segment_;
   const Peers* const peers_;
@@ -140,7 +141,8 @@ class P2pEngine : public std::enable_shared_from_this<P2pEngine> {
   std::map<std::pair<int, std::uint64_t>, Op> streams_;  // receives being filled, by (source, id)
   std::list<UnexpectedMessage> unexpected_;              // in order of arrival
   std::vector<std::uint64_t> eager_in_flight_;           // bytes not yet met, by peer
-  std::deque<Op> finished_;                              // on_done not yet called
+  std::deque<Op> finished_;                              // not yet completed
+  std::deque<Op> left_;                                  // completed, not yet called back for
   SharedStore store_;
   std::uint64_t next_id_ = 1;
   std::uint64_t calls_ = 0;          // that left something pending

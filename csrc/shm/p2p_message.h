@@ -2,7 +2,6 @@
 #pragma once
 
 #include <exception>
-#include <functional>
 #include <memory>
 #include <string>
 
@@ -14,17 +13,27 @@ namespace horon {
 inline constexpr int kAnySource = -1;
 
 // One send or receive. Ownership: shared by the engine and by who waits; `data` belongs to the
-// caller, who keeps it alive until on_done.
+// caller, who keeps it alive until complete().
 struct P2pOp {
+  P2pOp() = default;
+  virtual ~P2pOp() = default;
+  P2pOp(const P2pOp&) = delete;
+  P2pOp& operator=(const P2pOp&) = delete;
+
+  // Tells whoever waits or polls. Called once, with no lock held, on any thread. The error is null
+  // on success; `source` is the sender of a receive.
+  virtual void complete(const std::exception_ptr& error, int source) noexcept = 0;
+  // Then tells those that wanted to be called, who may start operations and wait for them. Called
+  // once, with no lock held, on any thread; it may be some time later. See Note [Nested callbacks]
+  // in nesting.h.
+  virtual void call_back() noexcept {}
+
   bool is_send = false;
   int peer = 0;  // kAnySource for a receive from anybody
   int tag = 0;
   std::byte* data = nullptr;  // only read when sending
   std::uint64_t bytes = 0;
   Deadline deadline = Deadline::after(std::chrono::milliseconds(0));
-  // Called once, with no lock held, on whichever thread finished it. The error is null on success;
-  // `source` is the sender of a receive.
-  std::function<void(std::exception_ptr error, int source)> on_done;
 
   // Kept by the engine:
   std::uint64_t id = 0;           // of a send

@@ -7,6 +7,7 @@
 #include "core/futex.h"
 #include "core/linger_budget.h"
 #include "core/log.h"
+#include "core/nesting.h"
 #include "core/thread_name.h"
 #include "shm/p2p_engine.h"
 #include "shm/rank_cores.h"
@@ -162,27 +163,40 @@ bool P2pEngine::watch() {
     (void)segment_->words(peers_->rank).doorbell.load(std::memory_order_seq_cst);
     pump();  // what came before it was counted woke nobody
     deliver(lock);
-  } else if (!background_watches_ && !finished_.empty()) {
+  } else if (!background_watches_ && has_callbacks()) {
     became_busy_.notify_one();  // whoever carries out a callback may wait for what comes after it
+  }
+  if (!left_.empty()) {
+    ring_own_doorbell();  // this callback may wait for what it has left
   }
   return background_.joinable() || !has_work();
 }
 
 // One at a time, since a callback may wait for another operation that has finished, too.
 void P2pEngine::deliver(std::unique_lock<std::mutex>& lock, Caller caller) {
-  while (!finished_.empty()) {
-    Op op = std::move(finished_.front());
-    finished_.pop_front();
+  const bool leaves_callbacks = Nesting::is_deep(this);
+  while (leaves_callbacks ? !finished_.empty() : has_callbacks()) {
+    const bool was_left = !leaves_callbacks && !left_.empty();
+    std::deque<Op>& queue = was_left ? left_ : finished_;
+    Op op = std::move(queue.front());
+    queue.pop_front();
     lock.unlock();
-    {
+    if (!was_left) {
+      op->complete(op->error, op->source);
+    }
+    if (!leaves_callbacks) {
       const InCallback helps_nobody(caller == Caller::kHelper ? &helpers_ : nullptr);
-      op->on_done(op->error, op->source);
+      const Nesting nesting(this);
+      op->call_back();
       op.reset();  // destructors may call out, too
     }
     if (helpers_.load(std::memory_order_relaxed) > (caller == Caller::kHelper ? 1 : 0)) {
       ring_own_doorbell();  // it may be what another one waits for
     }
     lock.lock();
+    if (op) {
+      left_.push_back(std::move(op));
+    }
   }
 }
 
@@ -293,7 +307,7 @@ void P2pEngine::background_loop() {
     const bool is_mine = is_alone() && calls_ == calls_seen;
     calls_seen = calls_;
     const bool moved = is_mine && pump();
-    const bool delivers = !finished_.empty();
+    const bool delivers = has_callbacks();
     deliver(lock);
     if (moved || delivers || stop_thread_) {
       continue;  // in deliver() another thread may have taken this one's place

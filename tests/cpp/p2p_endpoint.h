@@ -1,6 +1,7 @@
 // One rank of a group as point-to-point tests use it.
 #pragma once
 
+#include <functional>
 #include <future>
 #include <memory>
 #include <random>
@@ -21,6 +22,23 @@ inline Bytes message(unsigned seed, std::size_t bytes) {
   }
   return data;
 }
+
+// A message made of functions.
+struct TestMessage final : P2pOp {
+  std::function<void(std::exception_ptr error, int source)> on_done;  // in complete()
+  std::function<void()> callback;                                     // in call_back()
+
+  void complete(const std::exception_ptr& failure, int from) noexcept override {
+    if (on_done) {
+      on_done(failure, from);
+    }
+  }
+  void call_back() noexcept override {
+    if (callback) {
+      callback();
+    }
+  }
+};
 
 // One operation and its outcome. May go away before the operation has finished.
 class Pending {
@@ -73,7 +91,7 @@ class Pending {
   };
   const std::shared_ptr<State> state_ = std::make_shared<State>();  // shared with on_done
   std::future<std::exception_ptr> outcome_;
-  std::shared_ptr<P2pOp> op_ = std::make_shared<P2pOp>();
+  std::shared_ptr<TestMessage> op_ = std::make_shared<TestMessage>();
 };
 
 // One rank's engine, closed at the end of the test.

@@ -10,6 +10,7 @@
 #include "core/fork_guard.h"
 #include "core/lane.h"
 #include "in_child.h"
+#include "p2p_endpoint.h"
 #include "rank_threads.h"
 #include "shm/liveness.h"
 #include "shm/p2p_engine.h"
@@ -98,7 +99,7 @@ TEST_CASE(
   std::atomic<int> n_done{0};
   const auto exchange_with_self = [&] {
     for (const bool is_send : {false, true}) {
-      auto op = std::make_shared<P2pOp>();
+      auto op = std::make_shared<TestMessage>();
       op->is_send = is_send;
       op->data = data;
       op->bytes = sizeof data;

@@ -5,9 +5,11 @@
 #include <atomic>
 #include <fstream>
 #include <future>
+#include <numeric>
 
 #include "catch.h"
 #include "close_lane.h"
+#include "core/nesting.h"
 #include "in_child.h"
 #include "rank_threads.h"
 #include "thread_activity.h"
@@ -17,7 +19,7 @@ using namespace horon::testing;
 
 namespace {
 
-// A task made of functions; `done` is set after complete().
+// A task made of functions.
 class TestTask final : public Task {
  public:
   explicit TestTask(std::function<void()> operation, std::function<void()> callback = nullptr)
@@ -29,19 +31,20 @@ class TestTask final : public Task {
     }
   }
   void fail(const std::string& reason) noexcept override { reason_ = reason; }
-  void complete() noexcept override {
+  void complete() noexcept override { is_done_ = true; }
+  void call_back() noexcept override {
     if (callback_) {
       callback_();
     }
-    is_done_ = true;
-    done_.set_value();
+    was_called_back_.set_value();
   }
 
   bool is_done() const { return is_done_; }
-  // "" when it ran, else why it did not.
+  // Until after its callback. "" when it ran, else why it did not.
   std::string wait() {
-    if (done_.get_future().wait_until(patient().at()) != std::future_status::ready) {
-      std::cerr << "a task was never completed; giving up\n";
+    const auto deadline = patient().at();
+    if (was_called_back_.get_future().wait_until(deadline) != std::future_status::ready) {
+      std::cerr << "a task was never called back for; giving up\n";
       std::abort();
     }
     return reason_;
@@ -52,7 +55,7 @@ class TestTask final : public Task {
   const std::function<void()> callback_;
   std::string reason_;
   std::atomic<bool> is_done_{false};
-  std::promise<void> done_;
+  std::promise<void> was_called_back_;
 };
 
 std::shared_ptr<TestTask> task(std::function<void()> operation,
@@ -327,6 +330,84 @@ TEST_CASE("callbacks that run from many threads' tasks do not block each other")
     std::this_thread::yield();
   }
   REQUIRE(n_ran == 3 * kEach);
+  close_now(*lane);
+}
+
+TEST_CASE("callbacks that submit or run nest only so deep, and each is called once, in order") {
+  const bool is_sync = GENERATE(false, true);
+  const auto lane = std::make_shared<Lane>();
+  constexpr int kTasks = 2000;
+  Blocker blocker;
+  blocker.occupy(*lane);
+  int depth = 0;  // all of these only on the progress thread
+  int deepest = 0;
+  int n_inner = 0;
+  std::vector<int> executed;
+  std::vector<int> called_back;
+  std::vector<std::shared_ptr<TestTask>> tasks;
+  for (int i = 0; i < kTasks; ++i) {
+    tasks.push_back(task([&, i] { executed.push_back(i); },
+                         [&, i] {
+                           deepest = std::max(deepest, ++depth);
+                           called_back.push_back(i);
+                           if (is_sync) {
+                             lane->run([&] { ++n_inner; });
+                           } else {
+                             const auto inner = task([&] { ++n_inner; });
+                             lane->submit(inner);
+                             // Without a word to the lane: it is done by now.
+                             expect(inner->is_done(), "the submitted task has not run");
+                           }
+                           --depth;
+                         }));
+    lane->submit(tasks.back());
+  }
+  blocker.release.set_value();
+  for (const auto& one : tasks) {
+    REQUIRE(one->wait() == "");
+  }
+  std::vector<int> all(kTasks);
+  std::iota(all.begin(), all.end(), 0);
+  REQUIRE(executed == all);
+  REQUIRE(called_back == all);
+  REQUIRE(n_inner == kTasks);
+  REQUIRE(deepest == Nesting::kMost);
+  close_now(*lane);
+}
+
+TEST_CASE("a callback deep inside others sees what is behind it end, whose callback is left") {
+  const auto lane = std::make_shared<Lane>();
+  constexpr int kTasks = Nesting::kMost + 10;
+  Blocker blocker;
+  blocker.occupy(*lane);
+  bool was_called = false;
+  const auto last = task(nullptr, [&] { was_called = true; });
+  bool is_done = false;
+  bool was_left = false;
+  int depth = 0;
+  std::vector<std::shared_ptr<TestTask>> tasks;
+  for (int i = 0; i < kTasks; ++i) {
+    tasks.push_back(task(nullptr, [&] {
+      if (++depth == Nesting::kMost && !was_left) {
+        lane->help_until([&] { return last->is_done(); });
+        is_done = last->is_done();
+        was_left = !was_called;
+      } else {
+        lane->run([] {});
+      }
+      --depth;
+    }));
+    lane->submit(tasks.back());
+  }
+  lane->submit(last);
+  blocker.release.set_value();
+  for (const auto& one : tasks) {
+    REQUIRE(one->wait() == "");
+  }
+  REQUIRE(last->wait() == "");
+  REQUIRE(is_done);
+  REQUIRE(was_left);
+  REQUIRE(was_called);
   close_now(*lane);
 }
 

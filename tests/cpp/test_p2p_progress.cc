@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "catch.h"
+#include "core/nesting.h"
 #include "p2p_endpoint.h"
 #include "shm/p2p_engine.h"
 
@@ -162,7 +163,7 @@ TEST_CASE("p2p progress: a callback waits for what it has left to the background
   // Each message's callback receives the next one and waits for it, inside the callback before.
   std::function<void(int)> receive = [&](int number) {
     auto came = std::make_shared<std::promise<void>>();
-    auto op = std::make_shared<P2pOp>();
+    auto op = std::make_shared<TestMessage>();
     op->peer = 1;
     op->tag = number;
     op->data = received[static_cast<std::size_t>(number)].data();
@@ -207,7 +208,7 @@ TEST_CASE(
       const bool is_last = round == kRounds;
       auto done = std::make_shared<std::promise<void>>();
       auto data = std::make_shared<Bytes>(4);
-      auto op = std::make_shared<P2pOp>();
+      auto op = std::make_shared<TestMessage>();
       op->peer = 1;
       op->data = data->data();
       op->bytes = data->size();
@@ -233,13 +234,13 @@ namespace {
 
 // Of rank 0, from rank 1, started; `then` is the callback.
 void receive_and(Endpoint& end, int tag, Bytes* into, std::function<void()> then) {
-  auto op = std::make_shared<P2pOp>();
+  auto op = std::make_shared<TestMessage>();
   op->peer = 1;
   op->tag = tag;
   op->data = into->data();
   op->bytes = into->size();
   op->deadline = patient();
-  op->on_done = [then = std::move(then)](std::exception_ptr, int) { then(); };
+  op->callback = std::move(then);
   end.engine().start(op);
 }
 
@@ -281,6 +282,89 @@ TEST_CASE("p2p progress: a callback waits for one that has finished behind it") 
     second_sent->finish();
     REQUIRE(received[1] == message(2, 8));
   }
+}
+
+TEST_CASE("p2p progress: callbacks that start messages nest only so deep") {
+  LocalGroup group(2);
+  Endpoint a(group, 0);
+  Endpoint b(group, 1);
+  constexpr int kMessages = 1000;
+  static thread_local int depth = 0;
+  std::atomic<int> deepest{0};
+  std::atomic<int> n_calls{0};
+  Bytes nothing;
+  std::vector<std::unique_ptr<Pending>> answers(kMessages);
+  for (int i = 0; i < kMessages; ++i) {
+    receive_and(a, i, &nothing, [&, i] {
+      const int now = ++depth;
+      int most = deepest;
+      while (now > most && !deepest.compare_exchange_weak(most, now)) {
+      }
+      answers[static_cast<std::size_t>(i)] = a.send(1, i, Bytes(1));
+      --depth;
+      ++n_calls;
+    });
+  }
+  std::vector<std::unique_ptr<Pending>> other_side;
+  for (int i = 0; i < kMessages; ++i) {
+    other_side.push_back(b.send(0, i, Bytes()));
+    other_side.push_back(b.receive(0, i, 1));
+  }
+  a.engine().help_until([&] { return n_calls == kMessages; }, nullptr);
+  for (const auto& pending : other_side) {
+    REQUIRE_NOTHROW(pending->help(b.engine()));
+  }
+  for (const auto& pending : answers) {
+    REQUIRE_NOTHROW(pending->help(a.engine()));
+  }
+  REQUIRE(deepest > 1);  // there was something to nest
+  REQUIRE(deepest <= Nesting::kMost);
+}
+
+TEST_CASE("p2p progress: a callback deep inside others waits for one that was left") {
+  LocalGroup group(2);
+  Endpoint a(group, 0);
+  Endpoint b(group, 1);
+  constexpr int kMessages = Nesting::kMost + 10;
+  static thread_local int depth = 0;
+  bool has_waited = false;
+  // The background thread may have taken some of a round's callbacks, so that they are not as deep.
+  for (int round = 0; round < 100 && !has_waited; ++round) {
+    std::promise<void> last;
+    std::atomic<int> n_calls{0};
+    std::atomic<bool> is_deep{false};
+    Bytes nothing;
+    std::vector<std::unique_ptr<Pending>> answers(kMessages);
+    for (int i = 0; i < kMessages; ++i) {
+      receive_and(a, i, &nothing, [&, i] {
+        const bool is_deepest = ++depth == Nesting::kMost && i < kMessages - 1;
+        answers[static_cast<std::size_t>(i)] = a.send(1, i, Bytes());
+        if (is_deepest && !is_deep.exchange(true)) {
+          expect(a.engine().watch(), "nobody watches");
+          wait_or_give_up(last);
+        }
+        --depth;
+        if (i == kMessages - 1) {
+          last.set_value();
+        }
+        ++n_calls;
+      });
+    }
+    std::vector<std::unique_ptr<Pending>> other_side;
+    for (int i = 0; i < kMessages; ++i) {
+      other_side.push_back(b.send(0, i, Bytes()));
+      other_side.push_back(b.receive(0, i, 0));
+    }
+    a.engine().help_until([&] { return n_calls == kMessages; }, nullptr);
+    for (const auto& pending : other_side) {
+      REQUIRE_NOTHROW(pending->help(b.engine()));
+    }
+    for (const auto& pending : answers) {
+      REQUIRE_NOTHROW(pending->help(a.engine()));
+    }
+    has_waited = is_deep;
+  }
+  REQUIRE(has_waited);
 }
 
 TEST_CASE("p2p progress: a caller that waits carries out a callback that waits for another one") {

@@ -189,6 +189,35 @@ def test_callback_that_issues_and_waits() -> None:
     run_ranks(_callback_waits, 2)
 
 
+def _many_callbacks_issue(rank: int, world_size: int, count: int) -> None:
+    # The interpreter's limit stands for the stack's: callbacks in callbacks, thousands deep, end in an error or a crash.
+    n = 600 if count > 1000 else 3000
+    first = [torch.ones(count) for _ in range(n)]
+    second = [torch.full((count,), float(i)) for i in range(n)]
+    issued = []
+
+    def issue(tensor: torch.Tensor) -> None:
+        issued.append(dist.all_reduce(tensor, async_op=True).get_future())
+
+    works = [dist.all_reduce(tensor, async_op=True) for tensor in first]
+    chained = [
+        work.get_future().then(lambda _, tensor=tensor: issue(tensor))
+        for work, tensor in zip(works, second, strict=True)
+    ]
+    for future in chained:
+        future.wait()
+    for future in issued:
+        future.wait()
+    assert len(issued) == n
+    assert all((tensor == world_size).all() for tensor in first)
+    assert all((tensor == world_size * i).all() for i, tensor in enumerate(second))
+
+
+@pytest.mark.parametrize("count", [1, 100_000])
+def test_thousands_of_callbacks_that_issue_operations(count: int) -> None:
+    run_ranks(_many_callbacks_issue, 2, count)
+
+
 def _callback_raises(rank: int, world_size: int) -> None:
     def bad(_: torch.futures.Future) -> None:
         raise ValueError("from the callback")

@@ -262,6 +262,39 @@ def test_a_callback_that_waits_for_the_future_of_another_message(count: int) -> 
     run_ranks(_future_of_a_message_in_a_callback, 2, count)
 
 
+def _many_callbacks_send(rank: int, world_size: int) -> None:
+    n = 3000
+    ask, answer = 0, n  # tags
+    received = [torch.zeros(1) for _ in range(n)]
+    works = [dist.irecv(received[i], 1 - rank, tag=(ask if rank == 0 else answer) + i) for i in range(n)]
+    if rank == 1:
+        dist.barrier()
+        works += [dist.isend(torch.full((1,), float(i)), 0, tag=ask + i) for i in range(n)]
+        for work in works:
+            work.wait()
+        assert all(tensor.item() == i for i, tensor in enumerate(received))
+        return
+    answers = []
+
+    def then(i: int) -> None:
+        answers.append(dist.isend(received[i], 1, tag=answer + i))
+
+    chained = [work.get_future().then(lambda _, i=i: then(i)) for i, work in enumerate(works)]
+    dist.barrier()
+    for work in works:
+        work.wait()
+    for future in chained:
+        future.wait()
+    assert len(answers) == n
+    for work in answers:
+        work.wait()
+
+
+def test_thousands_of_callbacks_that_send() -> None:
+    gloo_lacks("no futures of messages")
+    run_ranks(_many_callbacks_send, 2)
+
+
 def _size_mismatch(rank: int, world_size: int, sent: int, expected: int) -> None:
     if rank == 0:
         expect_error(lambda: _wait(dist.isend(torch.ones(sent), 1, tag=5)), within_s=10)
