@@ -15,8 +15,10 @@ namespace {
 class GlooMessageWork final : public HoronWork {
  public:
   GlooMessageWork(const Origin& origin, const std::vector<at::Tensor>& tensors,
-                  c10::intrusive_ptr<c10d::Work> inner)
-      : HoronWork(origin, tensors, tensors), inner_(std::move(inner)) {}
+                  Collective collective, c10::intrusive_ptr<c10d::Work> inner)
+      : HoronWork(origin, tensors, tensors),
+        collective_(std::move(collective)),
+        inner_(std::move(inner)) {}
 
   bool wait(std::chrono::milliseconds timeout) override {
     // Once only: Gloo's works wait for another completion the second time.
@@ -24,6 +26,7 @@ class GlooMessageWork final : public HoronWork {
       std::exception_ptr error;
       try {
         inner_->wait(timeout);
+        collective_.finish();
       } catch (...) {
         error = std::current_exception();
       }
@@ -41,6 +44,7 @@ class GlooMessageWork final : public HoronWork {
   }
 
  private:
+  Collective collective_;
   const c10::intrusive_ptr<c10d::Work> inner_;
   std::once_flag waited_;
 };
@@ -83,6 +87,22 @@ const char* title_of(c10d::OpType type) {
     default:
       return "horon:recvAnySource";
   }
+}
+
+// What goes over Gloo for `tensor`: itself or a contiguous stand-in.
+std::vector<at::Tensor> carried_by_gloo(Collective& collective, const at::Tensor& tensor,
+                                        bool is_send) {
+  if (tensor.numel() ==
+      0) {  // Gloo carries no message without bytes; both ends know how long it is
+    return {at::zeros({1}, at::TensorOptions(at::kByte))};
+  }
+  if (is_send) {
+    stage_input(collective, tensor);
+    collective.prepare();
+    return {collective.copy_in.empty() ? tensor : collective.copy_in[0].first};
+  }
+  stage_output(collective, tensor, false);
+  return {collective.copy_back.empty() ? tensor : collective.copy_back[0].second};
 }
 
 }  // namespace
@@ -130,9 +150,8 @@ HoronBackend::WorkPtr HoronBackend::issue_message(at::Tensor& tensor, int peer, 
 HoronBackend::WorkPtr HoronBackend::message_over_gloo(Tensors& tensors, int peer, int tag,
                                                       c10d::OpType op_type) {
   c10d::Backend& gloo = *group_->gloo();
-  // Gloo carries no message without bytes. Both ends know how long it is.
-  Tensors carried =
-      tensors[0].numel() > 0 ? tensors : Tensors{at::zeros({1}, at::TensorOptions(at::kByte))};
+  Collective collective;
+  Tensors carried = carried_by_gloo(collective, tensors[0], op_type == c10d::OpType::SEND);
   WorkPtr inner;
   if (op_type == c10d::OpType::SEND) {
     inner = gloo.send(carried, peer, tag);
@@ -148,7 +167,7 @@ HoronBackend::WorkPtr HoronBackend::message_over_gloo(Tensors& tensors, int peer
   origin.sequence = sequence_.load();
   origin.timeout = resolve(c10d::kUnsetTimeout);
   origin.hooks = hooks_;
-  auto work = c10::make_intrusive<GlooMessageWork>(origin, tensors, inner);
+  auto work = c10::make_intrusive<GlooMessageWork>(origin, tensors, std::move(collective), inner);
   stay_if_process_exits();
   const std::lock_guard lock(coalescing_mutex_);
   if (is_coalescing_) {

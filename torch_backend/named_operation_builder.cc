@@ -326,9 +326,10 @@ OperationPtr named_alltoall(const SetView& set, const at::Tensor& tensor,
   std::vector<std::int64_t> wanted;
   if (splits && !splits->empty()) {
     wanted = *splits;
-    const bool is_good = static_cast<std::int64_t>(wanted.size()) == n && add_up_to(rows, wanted);
+    // Rows that are left over are sent to nobody, as in Horovod.
+    const bool is_good = static_cast<std::int64_t>(wanted.size()) == n && fit_into(rows, wanted);
     TORCH_CHECK_VALUE(is_good, "horon: ALLTOALL '", name, "': splits must be ", n,
-                      " numbers, none negative, that add up to the ", rows, " rows, got ",
+                      " numbers, none negative, that add up to at most the ", rows, " rows, got ",
                       at::ArrayRef<std::int64_t>(wanted), ".");
   } else {
     TORCH_CHECK_VALUE(rows % n == 0, "horon: ALLTOALL '", name, "': without splits the ", rows,

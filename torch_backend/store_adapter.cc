@@ -9,12 +9,29 @@
 #include "interrupt.h"
 
 namespace horon::torch_backend {
+namespace {
+
+const char* text_of(const std::exception& error) {
+  const auto* of_torch = dynamic_cast<const c10::Error*>(&error);
+  return of_torch != nullptr ? of_torch->what_without_backtrace() : error.what();
+}
+
+std::string failure_of_store(const std::exception& error) {
+  return concat("the rendezvous store failed: ", text_of(error),
+                ". Who holds it has ended or can not be reached: with torchrun the agent on the ",
+                "first host, else most likely rank 0; look at what that one said.");
+}
+
+}  // namespace
 
 // A store that fails may have been served by a rank that has died, which is then the news.
 template <typename Call>
 auto StoreAdapter::ask(const Call& call) {
   try {
     return call();
+  } catch (const c10::Error& error) {
+    look_around();
+    throw Error(failure_of_store(error));
   } catch (const std::exception&) {
     look_around();
     throw;
@@ -56,14 +73,14 @@ void StoreAdapter::wait_in_slices(const std::string& key, const Deadline& deadli
     } catch (const std::exception& error) {
       if (is_last && deadline.has_passed()) {
         throw TimeoutError(concat("Timed out waiting ", deadline.timeout().count(), "ms for '", key,
-                                  "' in the store: ", error.what()));
+                                  "' in the store: ", text_of(error)));
       }
       // A store that is gone fails at once, again and again; one that waits takes its slice of
       // time.
       const auto waited = left - std::chrono::ceil<std::chrono::milliseconds>(deadline.remaining());
       if (waited < std::min(left, slice) / 4) {
         look_around();
-        throw Error(concat("the rendezvous store failed: ", error.what()));
+        throw Error(failure_of_store(error));
       }
     }
     look_around_for(key);

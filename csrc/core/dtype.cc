@@ -29,6 +29,10 @@ size_t element_bytes(DType dtype) {
   return 0;
 }
 
+bool is_integer(DType dtype) { return dtype >= DType::kInt8 && dtype <= DType::kUInt64; }
+
+bool is_complex(DType dtype) { return dtype == DType::kComplex64 || dtype == DType::kComplex128; }
+
 const char* name(DType dtype) {
   switch (dtype) {
     case DType::kFloat16:

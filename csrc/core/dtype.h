@@ -32,6 +32,10 @@ inline constexpr int kDTypeCount = 16;
 // damaged header) gives 0.
 size_t element_bytes(DType dtype);
 
+// Signed or not; bool is none.
+bool is_integer(DType dtype);
+bool is_complex(DType dtype);
+
 // torch's name without the prefix: "float32", "bool", "complex64"; "opaque"; "unknown" outside the
 // enum.
 const char* name(DType dtype);

@@ -13,4 +13,14 @@ std::string name_ranks(const std::vector<int>& ranks) {
   return text;
 }
 
+std::string name_ranks(const std::vector<int>& ranks, const std::vector<int>& global_ranks) {
+  std::vector<int> global;
+  for (const int rank : ranks) {
+    const auto index = static_cast<std::size_t>(rank);
+    global.push_back(index < global_ranks.size() ? global_ranks[index] : rank);
+  }
+  return global == ranks ? name_ranks(ranks)
+                         : name_ranks(ranks) + " (global " + name_ranks(global) + ')';
+}
+
 }  // namespace horon

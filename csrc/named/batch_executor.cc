@@ -43,6 +43,12 @@ double factor_before(const NamedRequest& request) {
   return scales_in_transport(request) ? 1.0 : request.prescale;
 }
 
+// An average of integers that is scaled is divided and scaled at once, which loses less, as
+// Horovod does.
+bool averages_afterwards(const NamedRequest& request, const TensorSpec& spec) {
+  return request.op == NamedOp::kAverage && request.postscale != 1.0 && is_integer(spec.dtype);
+}
+
 // `to` may be `from`.
 void copy_scaled(std::byte* to, const std::byte* from, std::uint64_t count, const TensorSpec& spec,
                  double factor) {
@@ -128,13 +134,19 @@ Request BatchExecutor::reduction(OpKind kind, const BatchTensor& like, std::uint
   request.dtype = like.spec().dtype;
   request.type_code = like.spec().type_code;
   request.element_bytes = like.spec().element_bytes;
-  request.op = transport_op(like.request->op);
+  request.op = averages_afterwards(*like.request, like.spec()) ? ReduceOp::kSum
+                                                               : transport_op(like.request->op);
   if (scales_in_transport(*like.request)) {
     request.op = ReduceOp::kPremulSum;
     request.factor = like.request->prescale;
   }
   request.count = count;
   return request;
+}
+
+double BatchExecutor::factor_after(const BatchTensor& tensor) const {
+  const double postscale = tensor.request->postscale;
+  return averages_afterwards(*tensor.request, tensor.spec()) ? postscale / n_ranks_ : postscale;
 }
 
 void BatchExecutor::all_reduce_alone(const BatchTensor& tensor, const WaitContext& context) {
@@ -158,7 +170,7 @@ void BatchExecutor::all_reduce_alone(const BatchTensor& tensor, const WaitContex
   request.inputs.push_back({input, spec.bytes()});
   request.outputs.push_back({output, spec.bytes()});
   lane_->transport().run(request, context);
-  copy_scaled(output, output, count, spec, tensor.request->postscale);
+  copy_scaled(output, output, count, spec, factor_after(tensor));
 }
 
 bool BatchExecutor::gather_pieces(const std::vector<BatchTensor>& batch, std::uint64_t bytes) {
@@ -214,7 +226,7 @@ void BatchExecutor::all_reduce(const std::vector<BatchTensor>& batch, const Wait
   for (const BatchTensor& tensor : batch) {
     const TensorSpec& spec = tensor.spec();
     if (const NamedOperation::Tensor* own = tensor.own()) {
-      copy_scaled(own->output.data, at, spec.elements(), spec, like.postscale);
+      copy_scaled(own->output.data, at, spec.elements(), spec, factor_after(tensor));
     }
     at += spec.bytes();
   }
@@ -414,7 +426,7 @@ void BatchExecutor::reduce_scatter(const BatchTensor& tensor, const WaitContext&
   }
   request.outputs.push_back({output, own_bytes});
   lane_->transport().run(request, context);
-  copy_scaled(output, output, own_count, spec, tensor.request->postscale);
+  copy_scaled(output, output, own_count, spec, factor_after(tensor));
 }
 
 void BatchExecutor::adasum(const BatchTensor& tensor, const WaitContext& context) {

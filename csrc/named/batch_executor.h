@@ -44,6 +44,8 @@ class BatchExecutor {
   void require_device(const WaitContext& context);
   // For reductions.
   Request reduction(OpKind kind, const BatchTensor& like, std::uint64_t count) const;
+  // Of results.
+  double factor_after(const BatchTensor& tensor) const;
   // Reused from batch to batch.
   std::byte* buffer(std::size_t bytes);
 

@@ -9,8 +9,6 @@ namespace {
 
 bool is_half(DType dtype) { return dtype == DType::kFloat16 || dtype == DType::kBFloat16; }
 
-bool is_complex(DType dtype) { return dtype == DType::kComplex64 || dtype == DType::kComplex128; }
-
 bool is_floating(DType dtype) {
   return is_half(dtype) || dtype == DType::kFloat32 || dtype == DType::kFloat64;
 }

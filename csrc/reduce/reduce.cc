@@ -16,8 +16,6 @@ bool is_bitwise(ReduceOp op) {
   return op == ReduceOp::kBand || op == ReduceOp::kBor || op == ReduceOp::kBxor;
 }
 
-bool is_complex(DType dtype) { return dtype == DType::kComplex64 || dtype == DType::kComplex128; }
-
 // Which of reduce()'s requirements does not hold. Apart, so that the way that is taken stays short.
 [[noreturn]] void throw_invalid(int n_sources, DType dtype, ReduceOp op) {
   if (!is_reducible(dtype, op)) throw UsageError("reduce: " + why_not_reducible(dtype, op));

@@ -49,6 +49,9 @@ void P2pEngine::start(const Op& op) {
   if (!closed_.empty()) {
     throw GroupError(concat(op->describe(), ": ", closed_));
   }
+  if (segment_->is_poisoned()) {  // or the other side could take what this one takes for failed
+    throw GroupError(concat(op->describe(), ": the group has ended: ", segment_->poison_text()));
+  }
   if (op->is_send) {
     start_send(op);
     pump_out(op->peer);  // the other side waits for it

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/error.h"
+#include "core/rank_list.h"
 #include "shm/p2p_engine.h"
 
 namespace horon {
@@ -52,8 +53,10 @@ std::exception_ptr verdict(const P2pOp& op, int peer, const Fates& fates, const 
     return std::make_exception_ptr(PeerLostError(concat(op.describe(), ": ", lost, ".")));
   }
   if (op.deadline.has_passed()) {
-    return std::make_exception_ptr(TimeoutError(
-        concat(op.describe(), ": Timed out waiting ", op.deadline.timeout().count(), "ms")));
+    const std::string whom =
+        peer == kAnySource ? "any rank" : name_ranks({peer}, peers.global_ranks);
+    return std::make_exception_ptr(TimeoutError(concat(
+        op.describe(), ": Timed out waiting ", op.deadline.timeout().count(), "ms for ", whom)));
   }
   return nullptr;
 }

@@ -8,12 +8,14 @@
 #include <optional>
 #include <sstream>
 #include <string_view>
+#include <thread>
 
 #include "core/cpu_budget.h"
 #include "core/error.h"
 #include "core/header.h"
 #include "core/log.h"
 #include "core/random_nonce.h"
+#include "core/rank_list.h"
 #include "shm/liveness.h"
 #include "shm/process_watch.h"
 #include "shm/unix_socket.h"
@@ -35,7 +37,7 @@ constexpr const char* kBootIdFile = "/proc/sys/kernel/random/boot_id";
 constexpr const char* kDiedMeanwhile = " died while the group was made";
 // A member sends its greeting right after connecting.
 constexpr std::chrono::milliseconds kHelloPatience{5000};
-constexpr int kProtocolVersion = 6;
+constexpr int kProtocolVersion = 7;
 constexpr std::size_t kDescriptorsPerMessage = 200;
 
 // Where a process is. Only processes of one user on one host can share memory.
@@ -74,12 +76,13 @@ struct Record {
   ArenaId arena_id{};
   std::uint64_t arena_bytes = 0;  // 0: no arena
   std::string cpus;               // a CpuBudget
+  int n_ranks = 0;
 
   std::string encode() const {
     return concat(host.boot_id, '/', host.user, '/', host.host_id, '\n', settings, '\n',
                   socket_name, '\n', nonce, '\n', process.pid, '\n', process.pid_namespace, '\n',
                   process.start_time, '\n', arena_id[0], '\n', arena_id[1], '\n', arena_bytes, '\n',
-                  cpus, '\n');
+                  cpus, '\n', n_ranks, '\n');
   }
 
   static Record decode(const std::string& text) {
@@ -94,6 +97,7 @@ struct Record {
         record.process.start_time >> record.arena_id[0] >> record.arena_id[1] >>
         record.arena_bytes >> record.cpus;
     HORON_CHECK(!in.fail(), "rendezvous: a rank's record in the store is damaged: '", text, "'");
+    in >> record.n_ranks;  // which other versions leave out: their settings differ
     return record;
   }
 };
@@ -136,6 +140,10 @@ class Rendezvous {
     } catch (const PeerLostError& error) {  // maybe another rank's verdict, which all repeat
       give_up(error.what());
       throw;
+    } catch (const UsageError& error) {
+      give_up(concat(own_end(), error.what()));
+      let_others_read();
+      throw;
     } catch (const Error& error) {
       give_up(concat(own_end(), error.what()));
       throw;
@@ -175,6 +183,20 @@ class Rendezvous {
     }
   }
 
+  // The store may end with this process. What all find wrong themselves, they can only find there.
+  void let_others_read() {
+    const Deadline patience = Deadline::after(kAnswerPatience);
+    try {
+      while (identity_.rank == 0 && !patience.has_passed() &&
+             store_.add(prefix_ + "failures", 0) < identity_.n_ranks) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(20));  // a store can not be waited on
+        store_.look_around();
+      }
+    } catch (const std::exception& error) {
+      log_warning(concat("rank 0 ended without the others: ", error.what()));
+    }
+  }
+
   // Who comes late learns from what the others have left that they wait no more, and why.
   void check_given_up() {
     if (store_.add(prefix_ + "verdicts", 0) > 0 && is_there(prefix_ + "verdict")) {
@@ -189,6 +211,7 @@ class Rendezvous {
                           " header=", sizeof(Header), ' ', options_.fingerprint());
     own.process = own_process();
     own.cpus = own_cpu_budget().encode();
+    own.n_ranks = identity_.n_ranks;
     if (arenas_.own) {
       own.arena_id = arenas_.own->id();
       own.arena_bytes = arenas_.own->bytes();
@@ -205,14 +228,21 @@ class Rendezvous {
     store_.set(key("member", identity_.rank), own.encode());
     for (int rank = 0; rank < identity_.n_ranks; ++rank) {
       records_.push_back(rank == identity_.rank ? own : Record::decode(get("member", rank)));
+      check_like_rank_0(rank);  // at once: of a rank that another one does not know, none may come
     }
-    for (int rank = 1; rank < identity_.n_ranks; ++rank) {
-      const std::string& settings = records_[static_cast<std::size_t>(rank)].settings;
-      if (settings != records_[0].settings) {
-        throw UsageError(concat("the ranks of a group have different settings or builds: rank 0 ",
-                                records_[0].settings, "; rank ", rank, ' ', settings,
-                                ". Give all ranks the same HORON_ variables and horon version."));
-      }
+  }
+
+  void check_like_rank_0(int rank) const {
+    const Record& its = records_[static_cast<std::size_t>(rank)];
+    if (its.settings != records_[0].settings) {
+      throw UsageError(concat("the ranks of a group have different settings or builds: rank 0 ",
+                              records_[0].settings, "; rank ", rank, ' ', its.settings,
+                              ". Give all ranks the same HORON_ variables and horon version."));
+    }
+    if (its.n_ranks != records_[0].n_ranks) {
+      throw UsageError(concat("the ranks of a group disagree about its size: rank 0 has ",
+                              records_[0].n_ranks, " ranks, rank ", rank, " has ", its.n_ranks,
+                              ". Give all ranks the same WORLD_SIZE, or the same list of ranks."));
     }
   }
 
@@ -611,11 +641,25 @@ class Rendezvous {
     try {
       return store_.get(key(what, rank), deadline_);
     } catch (const TimeoutError&) {
-      throw TimeoutError(concat("Timed out waiting ", deadline_.timeout().count(), "ms for rank ",
-                                rank, " to join the group of ", identity_.n_ranks,
+      const std::string whom = name_ranks(all_without(what, rank), identity_.global_ranks);
+      throw TimeoutError(concat("Timed out waiting ", deadline_.timeout().count(), "ms for ", whom,
+                                " to join the group of ", identity_.n_ranks,
                                 " ranks. Is it running, and does it create the same groups in the ",
                                 "same order?"));
     }
+  }
+
+  // The ranks from `first` on that have not left this in the store. The first may be waiting for
+  // another one, in the store's own start, and be blamed in its stead.
+  std::vector<int> all_without(const char* what, int first) {
+    const Deadline patience = Deadline::after(kAnswerPatience);
+    std::vector<int> missing{first};
+    for (int rank = first + 1; rank < identity_.n_ranks && !patience.has_passed(); ++rank) {
+      if (rank != identity_.rank && !is_there(key(what, rank))) {
+        missing.push_back(rank);
+      }
+    }
+    return missing;
   }
 
   Store& store_;

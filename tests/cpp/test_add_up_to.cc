@@ -30,6 +30,17 @@ TEST_CASE("numbers that add up, and others") {
   REQUIRE_FALSE(adds_up_to(6, {-1, 7}));
 }
 
+TEST_CASE("numbers that fit in, and others") {
+  using Numbers = std::vector<std::int64_t>;
+  REQUIRE(fit_into(0, Numbers{}));
+  REQUIRE(fit_into(6, Numbers{}));
+  REQUIRE(fit_into(6, Numbers{1, 4}));
+  REQUIRE(fit_into(6, Numbers{1, 5}));
+  REQUIRE_FALSE(fit_into(6, Numbers{1, 6}));
+  REQUIRE_FALSE(fit_into(6, Numbers{-1, 2}));
+  REQUIRE_FALSE(fit_into(6, Numbers{kMost, kMost, 8}));
+}
+
 TEST_CASE("numbers that add up in 64 bits only") {
   REQUIRE_FALSE(adds_up_to(6, {kMost, kMost, 8}));
   REQUIRE_FALSE(adds_up_to(0, {kLeast, kLeast}));

@@ -419,6 +419,17 @@ TEST_CASE("p2p: poison fails everything with its text") {
   REQUIRE(contains(text_of(received->error()), "rank 1 says no"));
 }
 
+TEST_CASE("p2p: in a group that has ended nothing is sent any more") {
+  LocalGroup group(2);
+  Endpoint a(group, 0);
+  Endpoint b(group, 1);
+  const auto received = b.receive(0, 0, 8);
+  group.segment(1)->poison(1, "rank 1 says no");
+  REQUIRE_THROWS_WITH(a.send(1, 0, message(1, 8)), Catch::Contains("rank 1 says no"));
+  REQUIRE_THROWS_WITH(a.receive(1, 0, 8), Catch::Contains("rank 1 says no"));
+  REQUIRE(contains(text_of(received->error()), "rank 1 says no"));
+}
+
 TEST_CASE("p2p: a callback may start the next operation") {
   LocalGroup group(2);
   Endpoint a(group, 0);

@@ -212,6 +212,34 @@ TEST_CASE("different settings are a UsageError on every rank, and the next group
   check_shared(groups);
 }
 
+TEST_CASE("ranks that disagree about their number are told at once, whoever never comes") {
+  MemoryStore store;
+  const Errors errors = run_ranks(2, [&](int rank) {
+    rendezvous(store, identity_of(rank, rank == 0 ? 2 : 3), small_options(), patient());
+  });
+  require_all_threw<UsageError>(errors);
+  for (const std::exception_ptr& error : errors) {
+    INFO(text_of(error));
+    REQUIRE(contains(text_of(error), "rank 0 has 2 ranks, rank 1 has 3"));
+    REQUIRE(contains(text_of(error), "WORLD_SIZE"));
+  }
+}
+
+TEST_CASE("all ranks that have not come are named, not the first alone") {
+  MemoryStore store;
+  const Errors errors = run_ranks(4, [&](int rank) {
+    if (rank == 0 || rank == 2) {
+      rendezvous(store, identity_of(rank, 4), small_options(), after_the_others_came());
+    }
+  });
+  for (const int rank : {0, 2}) {
+    const std::exception_ptr& error = errors[static_cast<std::size_t>(rank)];
+    INFO("rank " << rank << ": " << text_of(error));
+    REQUIRE(threw<TimeoutError>(error));
+    REQUIRE(contains(text_of(error), "for ranks 1 and 3 to join"));
+  }
+}
+
 TEST_CASE("a missing rank is named by everybody who waits for it") {
   const std::vector<Errors> errors_by_missing = at_once(3, [](int missing) {
     MemoryStore store;

@@ -190,7 +190,7 @@ def test_callback_that_issues_and_waits() -> None:
 
 
 def _many_callbacks_issue(rank: int, world_size: int, count: int) -> None:
-    # The interpreter's limit stands for the stack's: callbacks in callbacks, thousands deep, end in an error or a crash.
+    # Callbacks in callbacks, thousands deep, end in an error of the interpreter or a crash.
     n = 600 if count > 1000 else 3000
     first = [torch.ones(count) for _ in range(n)]
     second = [torch.full((count,), float(i)) for i in range(n)]

@@ -157,6 +157,28 @@ def test_broadcast(size: int) -> None:
     run_ranks(_broadcast, size, timeout=120)
 
 
+def _integer_average(rank: int, size: int) -> None:
+    with horovod() as hvd:
+        base = torch.tensor([-3, -1, 0, 1, 3, 7])
+        for dtype in (torch.int32, torch.int64):
+            for prescale, postscale in ((1.0, 2.0), (1.0, 4.0), (0.5, 2.0), (1.0, 0.5), (1.0, 1.0)):
+                # Horovod divides and scales the sum at once, and cuts off once.
+                total = sum(((base + r) * prescale).to(dtype) for r in range(size))
+                expected = (total * (postscale / size)).to(dtype)
+                factors = {"op": hvd.Average, "prescale_factor": prescale, "postscale_factor": postscale}
+                x = (base + rank).to(dtype)
+                assert torch.equal(hvd.allreduce(x, **factors), expected)
+                for reduced in hvd.grouped_allreduce([x, x.clone()], **factors):
+                    assert torch.equal(reduced, expected)
+                rows = expected.tensor_split(size)[rank]
+                assert torch.equal(hvd.reducescatter(x, **factors), rows)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_average_of_integers_with_factors(size: int) -> None:
+    run_ranks(_integer_average, size)
+
+
 def _alltoall(rank: int, size: int) -> None:
     with horovod() as hvd:
         for dtype in MOVED:
@@ -181,6 +203,14 @@ def _alltoall(rank: int, size: int) -> None:
         if size > 1:
             with pytest.raises(ValueError):
                 hvd.alltoall(torch.ones(size * 2 + 1))
+        # Rows that are left over go to nobody.
+        source = torch.arange(size + 3.0, requires_grad=True)
+        for count in (1, 0):
+            output, received = hvd.alltoall(source, splits=[count] * size)
+            assert torch.equal(output, torch.full((count * size,), float(rank)))
+            assert received.tolist() == [count] * size
+            (gradient,) = torch.autograd.grad(2 * output.sum(), source)
+            assert torch.equal(gradient, torch.tensor([2.0 * count] * size + [0.0] * 3))
         hvd.barrier()
 
 

@@ -61,7 +61,46 @@ def _bad_by_itself(rank: int, size: int) -> None:
         never_added = hvd.ProcessSet([0])
         with pytest.raises(ValueError, match="was not added"):
             hvd.allreduce(x, process_set=never_added)
+        with pytest.raises(ValueError, match="expected tensors"):
+            hvd.broadcast_parameters([1, x], 0)
         hvd.barrier()
+
+
+def _bad_on_one_rank(rank: int, size: int) -> None:
+    with horovod() as hvd:
+        transposed, no_rows = torch.ones(2, 3).t(), torch.tensor(1.0)
+        unsupported = torch.ones(2, dtype=torch.bool)
+        bad = [
+            lambda: hvd.allreduce(transposed),
+            lambda: hvd.allreduce_(unsupported, op=hvd.Average),
+            lambda: hvd.grouped_allreduce([torch.ones(2), unsupported], op=hvd.Average),
+            lambda: hvd.allgather(no_rows),
+            lambda: hvd.grouped_allgather([no_rows]),
+            lambda: hvd.broadcast(transposed, 0),
+            lambda: hvd.broadcast(torch.ones(2), size),
+            lambda: hvd.alltoall(torch.ones(2 * size), splits=[3] * size),
+            lambda: hvd.reducescatter(unsupported, op=hvd.Average),
+            lambda: hvd.grouped_reducescatter([unsupported], op=hvd.Average),
+        ]
+        for call in bad:
+            if rank == 1:
+                with pytest.raises(ValueError):
+                    call()
+        # The ranks still count operations without a name alike.
+        x = torch.full((2 * size,), float(rank))
+        total = sum(range(size))
+        assert (hvd.allreduce(x, op=hvd.Sum) == total).all()
+        assert (hvd.grouped_allreduce([x], op=hvd.Sum)[0] == total).all()
+        assert hvd.allgather(x).shape == (2 * size * size,)
+        assert hvd.grouped_allgather([x])[0].shape == (2 * size * size,)
+        assert (hvd.broadcast(x, 0) == 0).all()
+        assert hvd.alltoall(x).shape == x.shape
+        assert (hvd.reducescatter(x, op=hvd.Sum) == total).all()
+        assert (hvd.grouped_reducescatter([x], op=hvd.Sum)[0] == total).all()
+
+
+def test_what_one_rank_does_wrong_shifts_no_numbers() -> None:
+    run_ranks(_bad_on_one_rank, 2)
 
 
 def test_bad_by_itself() -> None:
@@ -77,6 +116,9 @@ def _in_flight_at_shutdown(rank: int, size: int) -> None:
     if rank == 0:
         with pytest.raises(hvd.HorovodInternalError, match=_HOROVODS_TEXT + r".*hvd\.shutdown"):
             hvd.synchronize(handle)
+    for collective in (lambda: hvd.allreduce(torch.ones(2)), hvd.barrier, lambda: hvd.allgather(torch.ones(2))):
+        with pytest.raises(hvd.HorovodInternalError, match="has not been initialized"):
+            collective()  # as in Horovod; and for elastic.run to start over
     hvd.init()
     assert hvd.allreduce(torch.ones(2), op=hvd.Sum).tolist() == [size] * 2
     hvd.shutdown()
@@ -97,7 +139,10 @@ def _no_handles(rank: int, size: int) -> None:
             with pytest.raises(TypeError, match=r"Call it: it is what sparse_allreduce_async\(\) returned"):
                 function(wait)
         assert hvd.synchronize(handle).tolist() == [size] * 2
-        assert hvd.synchronize(handle) is None and hvd.synchronize(99999) is None
+        for gone in (handle, 99999, -1, -(2**70), 2**70):
+            assert hvd.synchronize(gone) is None
+            with pytest.raises(ValueError, match=f"Handle {gone} was not created or has been cleared"):
+                hvd.poll(gone)
         assert wait().to_dense().tolist() == [size] * 2
 
 

@@ -31,7 +31,9 @@ def _rules(rank: int, size: int) -> None:
             "backward_passes_per_step must be > 0": {"backward_passes_per_step": 0},
             "not supported with op != Average": {"gradient_predivide_factor": 2.0, "op": hvd.Sum},
             "groups should be": {"groups": 0},
+            "backward_passes_per_step must be a whole number, got 1.5": {"backward_passes_per_step": 1.5},
             "groups must consist of": {"groups": [["a"]]},
+            "a list of lists of torch.Tensor, got a tensor": {"groups": [named[0][1]]},
             "only appear once": {"groups": [[named[0][1]], [named[0][1]]]},
         }
         for message, arguments in bad.items():
@@ -39,6 +41,8 @@ def _rules(rank: int, size: int) -> None:
                 wrap(**arguments)
         with pytest.warns(DeprecationWarning, match="num_groups"):
             wrap(num_groups=2)
+        assert wrap(backward_passes_per_step=2.0).backward_passes_per_step == 2
+        wrap(groups=True)  # 1
         optimizer = wrap(named_parameters=named)
         loss_of(model, 0, rank).backward()
         with pytest.raises(AssertionError, match="before optimizer"):

@@ -116,6 +116,14 @@ def _messages(rank: int, world_size: int, hosts: list[int], path: str) -> None:
             else:
                 got = torch.zeros(count)
                 assert dist.recv(got) == 0 and (got == 1).all()
+        # What is not contiguous goes as it does within a host.
+        table = torch.arange(12.0).reshape(3, 4)
+        if rank == 0:
+            dist.send(table.t(), 1)
+        else:
+            whole = torch.zeros(4, 6)
+            dist.recv(whole[:, ::2], 0)
+            assert torch.equal(whole[:, ::2], table.t()) and (whole[:, 1::2] == 0).all()
 
 
 def test_messages(tmp_path: Path) -> None:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import atexit
-import itertools
 import math
 import os
 import socket
 import threading
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, Protocol
@@ -25,8 +24,8 @@ from horon.common._launch import Launch, find_launch
 from horon.common._order_guard import OrderGuard
 from horon.common._rendezvous import make_store
 from horon.common._topology import Place, Topology, derive_topology, exchange_places, this_host
+from horon.common.exceptions import NOT_INITIALIZED, NotInitializedError
 
-NOT_INITIALIZED = "Horovod has not been initialized; use hvd.init()."
 # Shorter ones are 0 in milliseconds, in which stores and groups count. Much longer ones overflow clocks that count
 # nanoseconds; the engine ends its waits after a year in any case.
 _LEAST_TIMEOUT_S = 0.001
@@ -59,11 +58,41 @@ class Pending:
 
 
 def _refuse(*_: Any) -> int:
-    raise ValueError(NOT_INITIALIZED)
+    raise NotInitializedError
 
 
 def _know_nothing(handle: int) -> None:
     """No operation has this handle."""
+
+
+class Numbers:
+    """Numbers from 0 on, of which the last one may be given back.
+
+    Args:
+        prefix: What names with these numbers begin with.
+
+    Thread safety: all methods.
+    """
+
+    def __init__(self, prefix: str) -> None:
+        self._prefix = prefix
+        self._lock = threading.Lock()
+        self._next = 0
+
+    def take(self) -> int:
+        with self._lock:
+            number = self._next
+            self._next = number + 1
+        return number
+
+    def give_back(self, number: int) -> None:
+        """Does nothing when another one has been taken since."""
+        with self._lock:
+            if self._next == number + 1:
+                self._next = number
+
+    def name_of(self, number: int) -> str:
+        return f"{self._prefix}{number}"
 
 
 _GONE = Pending(list, None)
@@ -89,7 +118,7 @@ class Context:
         self._guard = OrderGuard()
         self._pid = os.getpid()
         self._exit_registered = False
-        self._counters: dict[tuple[str, int], Iterator[int]] = {}
+        self._numbers: dict[tuple[str, int], Numbers] = {}
         self._n_joins = 0
         # Changes when ranks have started or joined together: some may not know what others agreed on before.
         self.era = 0
@@ -107,10 +136,10 @@ class Context:
 
     @property
     def engine(self) -> _C.NamedEngine:
-        """The engine. Raises ValueError before init() and after shutdown()."""
+        """The engine. Raises NotInitializedError before init() and after shutdown()."""
         engine = self._engine
         if engine is None:
-            raise ValueError(NOT_INITIALIZED)
+            raise NotInitializedError
         return engine
 
     @property
@@ -194,24 +223,27 @@ class Context:
             if made_group is not None and dist.is_initialized() and dist.group.WORLD is made_group:
                 dist.destroy_process_group()
 
-    def name(self, kind: str, given: str | None, process_set: int) -> str:
-        """The name under which ranks find each other's operations, Horovod's: "allreduce.weight", "allreduce.noname.3".
+    def numbers(self, kind: str, process_set: int) -> Numbers:
+        """The numbers of operations without a name, counted by kind and process set.
 
-        Numbers are counted by kind and process set, so a set's operations do not shift those of ranks outside of it.
+        So a set's operations do not shift those of ranks outside of it.
         """
-        if given is not None:
-            return f"{kind}.{given}"
-        counter = self._counters.get((kind, process_set))
-        if counter is None:
-            counter = self._counters.setdefault((kind, process_set), itertools.count())
-        joins = f"{self._n_joins}." if self._n_joins else ""
-        return f"{kind}.noname.{joins}{next(counter)}"
+        numbers = self._numbers.get((kind, process_set))
+        if numbers is None:
+            joins = f"{self._n_joins}." if self._n_joins else ""
+            numbers = self._numbers.setdefault((kind, process_set), Numbers(f"{kind}.noname.{joins}"))
+        return numbers
+
+    def new_name(self, kind: str, process_set: int) -> str:
+        """The name under which ranks find each other's operation: "object.noname.3"."""
+        numbers = self.numbers(kind, process_set)
+        return numbers.name_of(numbers.take())
 
     def joined(self) -> None:
         """Counts from zero again: ranks that joined early have issued fewer operations than others."""
         self._n_joins += 1
         self.era += 1
-        self._counters.clear()
+        self._numbers.clear()
 
     def _start(self, comm: Any, process_sets: Sequence[Sequence[int]]) -> None:
         timeout = _timeout()
@@ -248,7 +280,7 @@ class Context:
             if made_group is not None:
                 dist.destroy_process_group()
             raise
-        self._counters.clear()
+        self._numbers.clear()
         self._n_joins = 0
         self.era += 1
         self.generation = generation

@@ -11,6 +11,16 @@ HorovodInternalError = _C.HorovodInternalError
 the next operation works; :func:`horon.torch.elastic.run` takes it as the signal to restore and start over."""
 
 
+NOT_INITIALIZED = "Horovod has not been initialized; use hvd.init()."
+
+
+class NotInitializedError(HorovodInternalError, ValueError):  # type: ignore[misc]
+    """A collective before ``hvd.init()`` or after ``hvd.shutdown()``, as in Horovod; a ValueError besides."""
+
+    def __init__(self) -> None:
+        super().__init__(NOT_INITIALIZED)
+
+
 class HostsUpdatedInterrupt(RuntimeError):
     """The set of hosts has changed; :func:`horon.torch.elastic.run` starts over and keeps the state.
 

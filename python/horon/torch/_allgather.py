@@ -11,7 +11,7 @@ from horon.common._context import default_context
 from horon.common._reduce_ops import Average
 from horon.common.process_sets import ProcessSet, global_process_set
 from horon.torch._completion import synchronize
-from horon.torch._issue import check, expect, first, group_names, id_of, needs_grad
+from horon.torch._issue import check, expect, first, group_names, id_of, issue_as, needs_grad
 
 
 def allgather_async(tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set) -> int:
@@ -32,8 +32,9 @@ def allgather_async(tensor: torch.Tensor, name: str | None = None, process_set: 
     """
     check((tensor,))
     number = id_of(process_set)
-    name = default_context.name("allgather", name, number)
-    return expect(default_context.engine.allgather([tensor], [name], number), first, tensor)
+    engine = default_context.engine
+    handle = issue_as("allgather", name, number, lambda name: engine.allgather([tensor], [name], number))
+    return expect(handle, first, tensor)
 
 
 def allgather(
@@ -54,8 +55,9 @@ def allgather(
 class _Allgather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, name: str | None, process_set: ProcessSet) -> Any:
+        gathered = synchronize(allgather_async(tensor, name, process_set))
         ctx.n_rows, ctx.process_set = tensor.shape[0], process_set
-        return synchronize(allgather_async(tensor, name, process_set))
+        return gathered
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
@@ -71,8 +73,14 @@ def grouped_allgather_async(
     """
     check(tensors)
     number = id_of(process_set)
-    names = group_names("allgather", name, number, len(tensors))
-    return expect(default_context.engine.allgather(list(tensors), names, number), tuple, tensors)
+    engine = default_context.engine
+    handle = issue_as(
+        "grouped_allgather",
+        name,
+        number,
+        lambda base: engine.allgather(list(tensors), group_names(base, len(tensors)), number),
+    )
+    return expect(handle, tuple, tensors)
 
 
 def grouped_allgather(
@@ -85,8 +93,9 @@ def grouped_allgather(
 class _GroupedAllgather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, name: str | None, process_set: ProcessSet, *tensors: torch.Tensor) -> Any:
+        gathered = synchronize(grouped_allgather_async(tensors, name, process_set))
         ctx.n_rows, ctx.process_set = [tensor.shape[0] for tensor in tensors], process_set
-        return synchronize(grouped_allgather_async(tensors, name, process_set))
+        return gathered
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
@@ -98,7 +107,7 @@ def _own_rows(grads: list[torch.Tensor], n_rows: list[int], process_set: Process
     number = id_of(process_set)
     sent = [grad.contiguous() for grad in grads]
     outputs = [torch.empty_like(grad) for grad in sent]
-    names = group_names("allreduce", None, number, len(sent))
+    names = group_names(default_context.new_name("grouped_allreduce", number), len(sent))
     engine = default_context.engine
     reduction = engine.allreduce(sent, outputs, names, Average, 1.0, 1.0, number)
     everyones_rows = allgather(torch.tensor([n_rows], dtype=torch.int64), process_set=process_set)

@@ -14,7 +14,15 @@ from horon.common.process_sets import ProcessSet, global_process_set
 from horon.common.util import num_rank_is_power_2
 from horon.torch._allgather import allgather_async
 from horon.torch._completion import synchronize
-from horon.torch._issue import check, expect, group_names, handle_average_backwards_compatibility, id_of, needs_grad
+from horon.torch._issue import (
+    check,
+    expect,
+    group_names,
+    handle_average_backwards_compatibility,
+    id_of,
+    issue_as,
+    needs_grad,
+)
 from horon.torch.compression import Compression, Compressor
 
 
@@ -40,9 +48,14 @@ def _issue_one(
         number = id_of(process_set)
     if op == Adasum:
         _check_adasum(number)
-    full_name = default_context.name("allreduce", None, number) if name is None else "allreduce." + name
-    return default_context.allreduce(
-        tensor, output, full_name, op, prescale_factor, postscale_factor, number, will_wait
+    allreduce = default_context.allreduce
+    if name is not None:
+        return allreduce(tensor, output, "allreduce." + name, op, prescale_factor, postscale_factor, number, will_wait)
+    return issue_as(
+        "allreduce",
+        None,
+        number,
+        lambda name: allreduce(tensor, output, name, op, prescale_factor, postscale_factor, number, will_wait),
     )
 
 
@@ -63,12 +76,15 @@ def _issue_group(
 ) -> int:
     check(tensors)
     number = id_of(process_set)
-    names = group_names("allreduce", name, number, len(tensors))
     if op == Adasum:
         _check_adasum(number)
-    handle = default_context.engine.allreduce(
-        list(tensors), outputs, names, op, prescale_factor, postscale_factor, number
-    )
+    engine = default_context.engine
+
+    def issue(base: str) -> int:
+        names = group_names(base, len(tensors))
+        return engine.allreduce(list(tensors), outputs, names, op, prescale_factor, postscale_factor, number)
+
+    handle = issue_as("grouped_allreduce", name, number, issue)
     return expect(handle, lambda _: tuple(outputs), (tensors, outputs))
 
 
@@ -355,7 +371,7 @@ def sparse_allreduce_async(
     if tensor.layout != torch.sparse_coo:
         raise ValueError(f"horon: sparse_allreduce_async: expected a sparse COO tensor, got {tensor.layout}.")
     tensor = tensor.detach()
-    base = default_context.name("sparse", None, id_of(process_set)) if name is None else name
+    base = default_context.new_name("sparse", id_of(process_set)) if name is None else name
     indices = allgather_async(tensor._indices().t().contiguous(), name=f"{base}.indices", process_set=process_set)
     values = allgather_async(tensor._values().contiguous(), name=f"{base}.values", process_set=process_set)
 

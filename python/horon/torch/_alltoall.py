@@ -10,7 +10,7 @@ import torch
 from horon.common._context import default_context
 from horon.common.process_sets import ProcessSet, global_process_set
 from horon.torch._completion import synchronize
-from horon.torch._issue import check, expect, id_of, needs_grad
+from horon.torch._issue import check, expect, id_of, issue_as, needs_grad
 
 Splits = torch.Tensor | Sequence[int] | None
 
@@ -22,7 +22,8 @@ def alltoall_async(
 
     Args:
         tensor: At least one dimension, contiguous. All dimensions but the first are the same on all ranks.
-        splits: How many rows go to each rank; one-dimensional integers. None: the same number to each.
+        splits: How many rows go to each rank; one-dimensional integers. Rows that are left over go to none. None: the
+            same number to each.
         name: As :func:`allreduce_async`.
         process_set: The ranks that take part.
 
@@ -45,8 +46,8 @@ def alltoall_async(
         numbers, dtype, device = splits.tolist(), splits.dtype, splits.device
     elif splits is not None:
         numbers = [int(split) for split in splits]
-    name = default_context.name("alltoall", name, number)
-    handle = default_context.engine.alltoall(tensor, numbers, name, number)
+    engine = default_context.engine
+    handle = issue_as("alltoall", name, number, lambda name: engine.alltoall(tensor, numbers, name, number))
     return expect(handle, lambda outputs: (outputs[0], outputs[1].to(device, dtype)), tensor)
 
 
@@ -73,11 +74,14 @@ class _Alltoall(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, splits: Splits, name: str | None, process_set: ProcessSet) -> Any:
         output, received = synchronize(alltoall_async(tensor, splits, name, process_set))
-        ctx.received, ctx.process_set = received, process_set
+        ctx.received, ctx.process_set, ctx.n_rows = received, process_set, tensor.shape[0]
         ctx.mark_non_differentiable(received)
         return output, received
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
         grad, _ = alltoall(grads[0].contiguous(), splits=ctx.received, process_set=ctx.process_set)
+        n_unsent = ctx.n_rows - grad.shape[0]
+        if n_unsent > 0:
+            grad = torch.cat([grad, grad.new_zeros(n_unsent, *grad.shape[1:])])
         return grad, None, None, None

@@ -11,7 +11,7 @@ from horon.common._reduce_ops import Average
 from horon.common.process_sets import ProcessSet, global_process_set
 from horon.torch._allreduce import allreduce
 from horon.torch._completion import synchronize
-from horon.torch._issue import check, expect, id_of, needs_grad
+from horon.torch._issue import check, expect, id_of, issue_as, needs_grad
 
 
 def _issue(
@@ -19,8 +19,8 @@ def _issue(
 ) -> int:
     check((tensor,))
     number = id_of(process_set)
-    name = default_context.name("broadcast", name, number)
-    handle = default_context.engine.broadcast(tensor, output, root_rank, name, number)
+    engine = default_context.engine
+    handle = issue_as("broadcast", name, number, lambda name: engine.broadcast(tensor, output, root_rank, name, number))
     return expect(handle, lambda _: output, (tensor, output))
 
 

@@ -34,6 +34,8 @@ def poll(handle: int) -> bool:
     try:
         return engine.poll(handle)
     except TypeError:
+        if isinstance(handle, int):  # a negative one, or one of more than 64 bits
+            raise ValueError(f"Handle {handle} was not created or has been cleared.") from None
         raise _no_handle("poll", handle) from None
 
 
@@ -56,6 +58,8 @@ def synchronize(handle: int) -> Any:
         pending = context.pending.get(handle)
         if pending is None:
             return context.take(handle)
+    except OverflowError:
+        return None  # no handle is negative, or has more than 64 bits
     except TypeError:
         if isinstance(handle, int):
             raise

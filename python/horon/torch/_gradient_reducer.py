@@ -116,7 +116,7 @@ class GradientReducer:
         self._digest = b""
         # Optimizers are wrapped in the same order on all ranks; their first backward passes may come in any.
         kind = f"gradient_layout.{default_context.generation}"
-        self._comparison_name = default_context.name(kind, None, id_of(options.process_set))
+        self._comparison_name = default_context.new_name(kind, id_of(options.process_set))
         self._comparison: tuple[int, torch.Tensor] | None = None  # handle and result, while it is under way
         self._compared_in_era: int | None = None
         self._hooks = self._make_hooks()

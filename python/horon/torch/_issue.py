@@ -35,9 +35,25 @@ def check(tensors: Sequence[torch.Tensor]) -> None:
             raise ValueError("Tensor is required to be contiguous.")
 
 
-def group_names(kind: str, name: str | None, process_set: int, count: int) -> list[str]:
+def issue_as(kind: str, name: str | None, process_set: int, issue: Callable[[str], int]) -> int:
+    """Calls `issue` with the name of the operation, its own or one that is made up, and returns the handle.
+
+    A made up name that `issue` refused, by an exception, is that of the next operation: ranks count alike, also after
+    an error that is one rank's own.
+    """
+    if name is not None:
+        return issue(f"{kind}.{name}")
+    numbers = default_context.numbers(kind, process_set)
+    number = numbers.take()
+    try:
+        return issue(numbers.name_of(number))
+    except Exception:
+        numbers.give_back(number)
+        raise
+
+
+def group_names(base: str, count: int) -> list[str]:
     """Names of the members of a group, as Horovod makes them: "grouped_allreduce.weights_1of2", ..."""
-    base = default_context.name(f"grouped_{kind}", name, process_set)
     return [f"{base}_{number}of{count}" for number in range(1, count + 1)]
 
 

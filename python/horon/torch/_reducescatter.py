@@ -12,7 +12,7 @@ from horon.common._reduce_ops import Average, Sum
 from horon.common.process_sets import ProcessSet, global_process_set
 from horon.torch._allgather import allgather, grouped_allgather
 from horon.torch._completion import synchronize
-from horon.torch._issue import check, expect, first, group_names, id_of, needs_grad
+from horon.torch._issue import check, expect, first, group_names, id_of, issue_as, needs_grad
 from horon.torch.compression import Compression, Compressor
 
 
@@ -44,9 +44,13 @@ def reducescatter_async(
     """
     check((tensor,))
     number = id_of(process_set)
-    name = default_context.name("reducescatter", name, number)
     engine = default_context.engine
-    handle = engine.reducescatter([tensor], [name], op, prescale_factor, postscale_factor, number)
+    handle = issue_as(
+        "reducescatter",
+        name,
+        number,
+        lambda name: engine.reducescatter([tensor], [name], op, prescale_factor, postscale_factor, number),
+    )
     return expect(handle, first, tensor)
 
 
@@ -112,9 +116,13 @@ def grouped_reducescatter_async(
     """
     check(tensors)
     number = id_of(process_set)
-    names = group_names("reducescatter", name, number, len(tensors))
     engine = default_context.engine
-    handle = engine.reducescatter(list(tensors), names, op, prescale_factor, postscale_factor, number)
+
+    def issue(base: str) -> int:
+        names = group_names(base, len(tensors))
+        return engine.reducescatter(list(tensors), names, op, prescale_factor, postscale_factor, number)
+
+    handle = issue_as("grouped_reducescatter", name, number, issue)
     return expect(handle, tuple, tensors)
 
 

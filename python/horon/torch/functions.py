@@ -40,6 +40,10 @@ def broadcast_parameters(params: Any, root_rank: int) -> None:
         named = [entry if isinstance(entry, tuple) else (None, entry) for entry in params]
     else:
         raise ValueError(f"invalid params of type: {type(params)}")
+    if not isinstance(params, Mapping):
+        for name, value in named:
+            if not isinstance(value, torch.Tensor):
+                raise ValueError(f"invalid params: expected tensors, got {type(value)} for {name!r}")
     in_flight = []
     for name, value in named:
         if isinstance(value, torch.Tensor):
@@ -80,7 +84,7 @@ def broadcast_object(
     """
     import cloudpickle  # type: ignore[import-untyped,unused-ignore]
 
-    base = default_context.name("object", None, id_of(process_set)) if name is None else name
+    base = default_context.new_name("object", id_of(process_set)) if name is None else name
     is_root = default_context.topology.rank == root_rank
     mine = _Pickled.of(obj) if is_root else _Pickled(bytearray())
     n_bytes = torch.tensor([mine.size], dtype=torch.int64)
@@ -112,7 +116,7 @@ def allgather_object(obj: Any, name: str | None = None) -> list[Any]:
     """
     import cloudpickle
 
-    base = default_context.name("object", None, 0) if name is None else name
+    base = default_context.new_name("object", 0) if name is None else name
     mine = _Pickled.of(obj)
     sizes = allgather(torch.tensor([mine.size], dtype=torch.int64), name=f"{base}.sz").tolist()
     gathered = allgather(torch.frombuffer(mine.data, dtype=torch.uint8), name=f"{base}.t")

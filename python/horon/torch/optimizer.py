@@ -155,7 +155,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
 
         Source: Horovod 0.28.1 ``set_backward_passes_per_step``.
         """
-        _check_passes(passes)
+        passes = _checked_passes(passes)
         self._horon_passes = passes
         if self._horon_reducer is not None:
             self._horon_reducer.set_passes(passes)
@@ -392,7 +392,7 @@ def DistributedOptimizer(
         groups = num_groups if groups is None else groups
     options = ReductionOptions(compression, op, gradient_predivide_factor, groups, sparse_as_dense, process_set)
     _check_options(options)
-    _check_passes(backward_passes_per_step)
+    passes = _checked_passes(backward_passes_per_step)
     _check_groups(groups)
     named, frozen = divide_by_need(_name_all(optimizer, named_parameters))
     if op == Adasum and basics.size() > 1:
@@ -400,9 +400,9 @@ def DistributedOptimizer(
             raise NotImplementedError("Adasum does not support non-global process sets yet.")
         if not num_rank_is_power_2(basics.size()):
             raise NotImplementedError("Running Adasum with non-power of 2 ranks is not supported yet.")
-        return _make(AdasumOptimizer, optimizer)._horon_start(named, frozen, compression, backward_passes_per_step)
+        return _make(AdasumOptimizer, optimizer)._horon_start(named, frozen, compression, passes)
     wrapped = _make(_DistributedOptimizer, optimizer)
-    wrapped._horon_passes = backward_passes_per_step
+    wrapped._horon_passes = passes
     wrapped._parameter_names = {parameter: name for name, parameter in named}
     wrapped._horon_frozen = frozen
     wrapped._horon_is_synchronized = False
@@ -419,9 +419,12 @@ def _check_options(options: ReductionOptions) -> None:
         raise ValueError("gradient_predivide_factor not supported with op != Average")
 
 
-def _check_passes(passes: int) -> None:
+def _checked_passes(passes: float) -> int:
     if passes <= 0:
         raise ValueError("backward_passes_per_step must be > 0")
+    if int(passes) != passes:
+        raise ValueError(f"backward_passes_per_step must be a whole number, got {passes}")
+    return int(passes)
 
 
 def _sets_to_none(own: type[torch.optim.Optimizer]) -> bool:
@@ -485,10 +488,12 @@ def _name_all(
 def _check_groups(groups: Any) -> None:
     if groups is None:
         return
-    if isinstance(groups, int) and not isinstance(groups, bool) and groups > 0:
+    if isinstance(groups, int) and groups > 0:
         return
     if not isinstance(groups, list):
         raise ValueError("groups should be a non-negative integer or a list of list of torch.Tensor.")
+    if any(isinstance(group, torch.Tensor) for group in groups):
+        raise ValueError("groups must be a list of lists of torch.Tensor, got a tensor in the place of a list.")
     seen: set[torch.Tensor] = set()
     for parameter in (parameter for group in cast("Sequence[Any]", groups) for parameter in group):
         if not isinstance(parameter, torch.Tensor):
