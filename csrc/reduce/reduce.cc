@@ -41,9 +41,9 @@ std::string why_not_reducible(DType dtype, ReduceOp op) {
   if (!is_known(dtype, op))
     return what + " is not known to this build; run the same version of horon on all ranks";
   if (dtype == DType::kOpaque) {
-    return what +
-           " is not defined: this element type can be moved but not reduced; cast to a type like "
-           "float32 first";
+    return std::string(name(op)) +
+           " of elements like float8 or quantized ones is not defined: they can be moved but not "
+           "reduced; cast to a type like float32 first";
   }
   if (is_complex(dtype)) {
     return what +

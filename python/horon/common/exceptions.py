@@ -14,7 +14,7 @@ the next operation works; :func:`horon.torch.elastic.run` takes it as the signal
 NOT_INITIALIZED = "Horovod has not been initialized; use hvd.init()."
 
 
-class NotInitializedError(HorovodInternalError, ValueError):  # type: ignore[misc]
+class NotInitializedError(HorovodInternalError, ValueError):
     """A collective before ``hvd.init()`` or after ``hvd.shutdown()``, as in Horovod; a ValueError besides."""
 
     def __init__(self) -> None:
