@@ -13,8 +13,9 @@ namespace horon {
 struct NamedOptions {
   FusionOptions fusion;
   // How long a rank waits for the others at a meeting; see Note [Meetings] in named_engine.h. Those
-  // that do the same are some tenths of a millisecond apart.
-  std::chrono::milliseconds meeting_patience{1};
+  // that do the same are some tenths of a millisecond apart, on a busy host a millisecond or two;
+  // whoever is early would have to wait at the step, too.
+  std::chrono::milliseconds meeting_patience{4};
   // How long a transfer may take.
   std::chrono::milliseconds timeout{std::chrono::minutes(30)};
   // After this time an operation that some ranks have announced and others not is reported on
