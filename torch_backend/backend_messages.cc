@@ -1,6 +1,8 @@
 // HoronBackend: point-to-point messages.
 
 #include <mutex>
+#include <optional>
+#include <utility>
 
 #include "backend.h"
 #include "errors.h"
@@ -51,12 +53,15 @@ class GlooMessageWork final : public HoronWork {
 
 // A message within the host, with all that it needs until it is done.
 struct Message final : P2pOp {
+  // First, so that it goes last: to let go of a tensor takes the GIL, on whichever thread.
+  std::optional<CallOut> call_out;
   Collective collective;
   c10::intrusive_ptr<HoronWork> work;
   std::shared_ptr<Hooks> hooks;
   std::weak_ptr<Group> group;
 
   void complete(const std::exception_ptr& error, int source) noexcept override {
+    call_out.emplace();
     std::exception_ptr outcome = error;
     if (!outcome) {
       try {
@@ -75,7 +80,12 @@ struct Message final : P2pOp {
     work->complete(translated(outcome));
   }
 
-  void call_back() noexcept override { work->call_back(); }
+  // Lets go of everything, too: who starts a message may hold it for longer.
+  void call_back() noexcept override {
+    std::exchange(work, nullptr)->call_back();
+    collective = Collective();
+    call_out.reset();
+  }
 };
 
 const char* title_of(c10d::OpType type) {

@@ -147,8 +147,18 @@ def test_names() -> None:
     from horon.common._context import Context
 
     context = Context()
-    assert context.name("allreduce", "weight", 0) == "allreduce.weight"
-    assert [context.name("allreduce", None, 0) for _ in range(2)] == ["allreduce.noname.0", "allreduce.noname.1"]
-    assert context.name("allreduce", None, 3) == "allreduce.noname.0"  # other sets do not shift these
+    assert [context.new_name("allreduce", 0) for _ in range(2)] == ["allreduce.noname.0", "allreduce.noname.1"]
+    assert context.new_name("allreduce", 3) == "allreduce.noname.0"  # other sets do not shift these
     context.joined()
-    assert context.name("allreduce", None, 0) == "allreduce.noname.1.0"
+    assert context.new_name("allreduce", 0) == "allreduce.noname.1.0"
+
+
+def test_numbers_that_are_given_back() -> None:
+    from horon.common._context import Context
+
+    numbers = Context().numbers("allreduce", 0)
+    assert [numbers.take() for _ in range(3)] == [0, 1, 2]
+    numbers.give_back(2)
+    assert numbers.take() == 2
+    numbers.give_back(1)  # another one has been taken since
+    assert numbers.name_of(numbers.take()) == "allreduce.noname.3"
