@@ -99,11 +99,11 @@ const char* title_of(c10d::OpType type) {
   }
 }
 
-// What goes over Gloo for `tensor`: itself or a contiguous stand-in.
+// What goes over Gloo for `tensor`: itself or a contiguous stand-in, and a byte for none, which
+// Gloo does not carry.
 std::vector<at::Tensor> carried_by_gloo(Collective& collective, const at::Tensor& tensor,
                                         bool is_send) {
-  if (tensor.numel() ==
-      0) {  // Gloo carries no message without bytes; both ends know how long it is
+  if (tensor.numel() == 0) {
     return {at::zeros({1}, at::TensorOptions(at::kByte))};
   }
   if (is_send) {

@@ -8,7 +8,6 @@
 #include <optional>
 #include <sstream>
 #include <string_view>
-#include <thread>
 
 #include "core/cpu_budget.h"
 #include "core/error.h"
@@ -187,11 +186,10 @@ class Rendezvous {
   void let_others_read() {
     const Deadline patience = Deadline::after(kAnswerPatience);
     try {
-      while (identity_.rank == 0 && !patience.has_passed() &&
-             store_.add(prefix_ + "failures", 0) < identity_.n_ranks) {
-        std::this_thread::sleep_for(std::chrono::milliseconds(20));  // a store can not be waited on
-        store_.look_around();
+      for (int rank = 1; identity_.rank == 0 && rank < identity_.n_ranks; ++rank) {
+        (void)store_.get(key("joined", rank), patience);  // left by who gives up
       }
+    } catch (const TimeoutError&) {  // one that comes later reads what it can
     } catch (const std::exception& error) {
       log_warning(concat("rank 0 ended without the others: ", error.what()));
     }

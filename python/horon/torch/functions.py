@@ -38,12 +38,11 @@ def broadcast_parameters(params: Any, root_rank: int) -> None:
         named = sorted(params.items())
     elif isinstance(params, Iterable) and not isinstance(params, (str, bytes, torch.Tensor)):
         named = [entry if isinstance(entry, tuple) else (None, entry) for entry in params]
-    else:
-        raise ValueError(f"invalid params of type: {type(params)}")
-    if not isinstance(params, Mapping):
         for name, value in named:
             if not isinstance(value, torch.Tensor):
                 raise ValueError(f"invalid params: expected tensors, got {type(value)} for {name!r}")
+    else:
+        raise ValueError(f"invalid params of type: {type(params)}")
     in_flight = []
     for name, value in named:
         if isinstance(value, torch.Tensor):
