@@ -77,4 +77,6 @@ bool ProcessWatch::has_ended() const {
   return was_gone_ || (pidfd_ && horon::has_ended(pidfd_.get()));
 }
 
+bool ProcessWatch::is_alive() const { return pidfd_ && !has_ended(); }
+
 }  // namespace horon

@@ -16,6 +16,8 @@ struct ProcessIdentity {
   pid_t pid = 0;
   std::uint64_t pid_namespace = 0;  // 0: unknown
   std::uint64_t start_time = 0;     // in clock ticks since the host's boot; 0: unknown
+
+  bool operator==(const ProcessIdentity&) const = default;
 };
 
 // This process. What the system does not tell (no /proc, say) stays unknown.
@@ -28,8 +30,9 @@ class ProcessWatch {
   ProcessWatch() = default;
   explicit ProcessWatch(const ProcessIdentity& process);
 
-  // Does not block.
+  // Neither blocks. Both are false for one that can not be seen.
   bool has_ended() const;
+  bool is_alive() const;
 
  private:
   bool was_gone_ = false;

@@ -25,7 +25,7 @@ namespace {
 constexpr std::chrono::milliseconds kAcceptSlice{50};
 // How often a rank that waits for another one's outcome looks whether that one is alive.
 constexpr std::chrono::seconds kStoreSlice{1};
-// How an outcome begins that ends it for all.
+// How an outcome begins that ends it for all, and what is left in the place of a record then.
 constexpr std::string_view kDead = "dead: ";
 // How long rank 0 has for saying whom it waits for, once a rank's time is over.
 constexpr std::chrono::seconds kAnswerPatience{2};
@@ -122,7 +122,7 @@ class Rendezvous {
     const std::int64_t generation = store_.add(concat("horon/generation/", identity_.rank), 1);
     prefix_ = concat("horon/", generation, '/');
     try {
-      exchange_records();
+      exchange_records(generation);
       if (!same_host()) {
         check_given_up();
         tell_apart();
@@ -202,7 +202,7 @@ class Rendezvous {
     }
   }
 
-  void exchange_records() {
+  void exchange_records(std::int64_t generation) {
     Record own;
     own.host = own_host(options_);
     own.settings = concat("version=", kProtocolVersion, " words=", sizeof(RankWords),
@@ -223,11 +223,62 @@ class Rendezvous {
         own.socket_name = name;
       }
     }
+    if (generation > 1) {
+      look_for_twin(own, concat("horon/", generation - 1, '/'));
+    }
     store_.set(key("member", identity_.rank), own.encode());
     for (int rank = 0; rank < identity_.n_ranks; ++rank) {
-      records_.push_back(rank == identity_.rank ? own : Record::decode(get("member", rank)));
+      records_.push_back(rank == identity_.rank ? own : record_of(rank));
       check_like_rank_0(rank);  // at once: of a rank that another one does not know, none may come
     }
+  }
+
+  Record record_of(int rank) {
+    const std::string text = get("member", rank);
+    if (text.starts_with(kDead)) {
+      throw UsageError(text.substr(kDead.size()));
+    }
+    return Record::decode(text);
+  }
+
+  // Two processes with one rank count as two generations of it, and both would wait: the first for
+  // the rank that the second should be, the second for everybody. `before` is the prefix of the
+  // generation before this one.
+  void look_for_twin(const Record& own, const std::string& before) {
+    const std::string own_key = concat("member/", identity_.rank);
+    if (!is_there(before + own_key)) {
+      return;
+    }
+    Record its;
+    try {
+      its = Record::decode(store_.get(before + own_key, deadline_));
+    } catch (const Error&) {  // it had ended in an error, or was of another version
+      return;
+    }
+    if (its.process == own.process || its.host != own.host ||
+        !ProcessWatch(its.process).is_alive()) {
+      return;
+    }
+    const std::string both = concat(
+        name_ranks({identity_.rank}, identity_.global_ranks), " has come twice to the group of ",
+        identity_.n_ranks, " ranks: as process ", its.process.pid, ", which is alive, and as ",
+        own.process.pid, ". Give each process a RANK of its own.");
+    std::vector<int> missing;
+    for (int rank = 0; rank < identity_.n_ranks; ++rank) {
+      if (!is_there(concat(before, "member/", rank))) {
+        missing.push_back(rank);
+      }
+    }
+    if (missing.empty() || is_there(concat(before, "joined/", identity_.rank))) {
+      // The first may have had its group, and be done with it.
+      log_warning(both);
+      twin_ = ' ' + both;
+      return;
+    }
+    for (const int rank : missing) {  // whom the others would wait for
+      store_.set(concat(before, "member/", rank), concat(kDead, both));
+    }
+    throw UsageError(both);
   }
 
   void check_like_rank_0(int rank) const {
@@ -643,7 +694,7 @@ class Rendezvous {
       throw TimeoutError(concat("Timed out waiting ", deadline_.timeout().count(), "ms for ", whom,
                                 " to join the group of ", identity_.n_ranks,
                                 " ranks. Is it running, and does it create the same groups in the ",
-                                "same order?"));
+                                "same order?", twin_));
     }
   }
 
@@ -669,6 +720,7 @@ class Rendezvous {
   const bool may_move_ = may_move_threads_from_environment();
   const std::chrono::microseconds linger_time_ = linger_time_from_environment();
   std::string prefix_;
+  std::string twin_;  // what a timeout has to say of another process with this rank
   UniqueFd listener_;
   std::string why_deaf_;               // why there is no listener on rank 0
   std::vector<Record> records_;        // by rank

@@ -2,9 +2,9 @@
 //
 // Note [Rendezvous]
 // 1. Each rank counts its own generation of this group in the store, so that keys are never reused.
+//    Two processes with one rank are two generations; the second looks for the first.
 // 2. Each publishes a record (host, settings, and on rank 0 the name of a socket and a nonce) and
-// reads
-//    all n. Different settings are an error on every rank.
+//    reads all n. Different settings are an error on every rank.
 // 3. If all claim the same host, rank 0 makes the segment; each other rank connects, proves that it
 //    knows the nonce, hands over descriptors of its life and its arena and gets the segment and
 //    everybody's.

@@ -329,6 +329,55 @@ def test_stopped_while_a_group_is_made(tmp_path: Path, victim: int) -> None:
     assert not any("counts as another host" in outcome.stderr for outcome in outcomes), outcomes
 
 
+class _CountingStore(_DeadlyStore):
+    """Counts who has said that it is there."""
+
+    def __init__(self, inner: dist.Store) -> None:
+        super().__init__(inner, "")
+
+    def set(self, key: str, value: Any) -> None:
+        self._inner.set(key, value)
+        if "member/" in key:
+            self._inner.add("came", 1)
+
+
+def _come_with_rank_1_twice(process: int, _n_processes: int, path: str, is_complete: bool) -> None:
+    """Ranks 0, 1 and 1, one after the other."""
+    rank = min(process, 1)
+    n_ranks = 2 if is_complete else 3
+    inner = dist.FileStore(path, n_ranks)
+    while inner.add("came", 0) < process:
+        time.sleep(0.01)
+    is_refused = process == 2 or not is_complete
+    timeout = timedelta(seconds=3 if is_refused and is_complete else 50)
+
+    def meet() -> None:
+        dist.init_process_group("horon", store=_CountingStore(inner), rank=rank, world_size=n_ranks, timeout=timeout)
+
+    if is_refused:
+        expect_error(meet, "rank 1 has come twice to the group of", "which is alive", "RANK of its own", within_s=10)
+        inner.add("refused", 1)
+    else:
+        meet()
+        _sum_is_right(rank, n_ranks)
+        while inner.add("refused", 0) == 0:
+            time.sleep(0.01)
+
+
+def test_two_processes_with_one_rank_in_the_place_of_another(tmp_path: Path) -> None:
+    gloo_lacks("waits for the timeout")
+    path = str(tmp_path / "store")
+    assert_clean_exits(run_fresh_processes(_come_with_rank_1_twice, 3, path, False, init=False, timeout=60))
+
+
+def test_a_second_process_with_a_rank_of_a_group_that_is_complete(tmp_path: Path) -> None:
+    gloo_lacks("waits for the timeout")
+    path = str(tmp_path / "store")
+    outcomes = run_fresh_processes(_come_with_rank_1_twice, 3, path, True, init=False, timeout=60)
+    assert_clean_exits(outcomes)
+    assert ["has come twice" in outcome.stderr for outcome in outcomes] == [False, False, True]
+
+
 def _dead_before_a_group_is_made(rank: int, world_size: int) -> None:
     _sum_is_right(rank, world_size)
     if rank == 2:
