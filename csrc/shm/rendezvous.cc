@@ -189,7 +189,8 @@ class Rendezvous {
       for (int rank = 1; identity_.rank == 0 && rank < identity_.n_ranks; ++rank) {
         (void)store_.get(key("joined", rank), patience);  // left by who gives up
       }
-    } catch (const TimeoutError&) {  // one that comes later reads what it can
+    } catch (const TimeoutError&) {
+      return;  // one that comes later reads what it can
     } catch (const std::exception& error) {
       log_warning(concat("rank 0 ended without the others: ", error.what()));
     }
