@@ -13,6 +13,9 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "core/deadline.h"
+#include "shm/paired_choice.h"
+
 namespace horon {
 
 // Which way to store, from the speeds seen. Pure but for its memory.
@@ -58,6 +61,21 @@ class SharedStore {
   bool wants_copy() { return is_streaming() || ++offered_ % kOfferedBlocks == 0; }
   // For results that are stored block by block: the caller asks once and copies itself.
   bool is_streaming() const { return choice_.way() == StoreChoice::Way::kStreaming; }
+  // For results that are stored where inputs of peers have just been read: does a part of them by
+  // act(asks), which first asks for its lines for writing, or does not, whichever is faster now.
+  template <typename Act>
+  void store_part(std::size_t bytes, const Act& act) {
+    if (bytes < kLeastPartBytes || is_streaming()) {
+      act(false);
+      return;
+    }
+    const PairedChoice::Turn turn = asking_.next();
+    const auto started = turn.is_timed ? Clock::now() : Clock::time_point{};
+    act(turn.other);
+    const std::chrono::duration<double, std::nano> took =
+        turn.is_timed ? Clock::now() - started : Clock::duration(0);
+    asking_.done(took.count() / static_cast<double>(bytes));
+  }
 
  private:
   void copy_timed(StoreChoice::Way way, std::byte* to, const std::byte* from, std::size_t bytes);
@@ -65,8 +83,11 @@ class SharedStore {
   void copy_untimed(std::byte* to, const std::byte* from, std::size_t bytes) const;
 
   static constexpr std::uint32_t kOfferedBlocks = 16;
+  // Below, a measurement is mostly noise.
+  static constexpr std::size_t kLeastPartBytes = std::size_t{64} * 1024;
 
   StoreChoice choice_;
+  PairedChoice asking_;
   std::uint32_t untimed_ = 0;
   std::uint32_t offered_ = 0;
 };
