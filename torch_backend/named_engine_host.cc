@@ -192,7 +192,7 @@ std::optional<std::uint64_t> NamedEngineHost::try_submit(const OperationPtr& ope
   return engine().try_submit(operation, will_wait);
 }
 
-bool NamedEngineHost::poll(std::uint64_t handle) const { return engine().poll(handle); }
+bool NamedEngineHost::poll(std::uint64_t handle) { return engine().poll(handle); }
 
 OperationPtr NamedEngineHost::make_allreduce(int process_set, const at::Tensor& tensor,
                                              const at::Tensor& output, std::string_view name,

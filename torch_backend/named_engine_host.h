@@ -37,7 +37,7 @@ class NamedEngineHost {
   // The same where that takes no time: on CPU tensors, and with no other thread at the engine just
   // now. Else nullopt, and nothing happened. The GIL may be held.
   std::optional<std::uint64_t> try_submit(const OperationPtr& operation, bool will_wait);
-  bool poll(std::uint64_t handle) const;  // the GIL may be held
+  bool poll(std::uint64_t handle);  // the GIL may be held
   // Blocks until it is done, and forgets the handle; null for one that is unknown. Throws the
   // operation's error.
   OperationPtr take(std::uint64_t handle);

@@ -108,6 +108,7 @@ Header make_header(const Request& request, std::uint64_t sequence, int rank, int
   header.op = request.op;
   header.type_code = request.type_code;
   header.element_bytes = static_cast<std::uint8_t>(request.element_bytes);
+  header.lead_bytes = request.lead_bytes;
   header.is_refused = request.refusal.empty() ? 0 : 1;
   if (header.is_refused == 0) {
     header.has_counts = counts_travel(request.kind) ? 1 : 0;

@@ -25,6 +25,20 @@ class Transport {
   // bytes. Ranks that bring theirs in one piece may take part in the same operation.
   virtual bool takes_pieces(std::uint64_t /*bytes*/) const { return false; }
 
+  // As run(), of a reduction to all of one tensor. True when this rank has done its part and others
+  // have not: then they go on using the tensor, and the next call has to be await_left(), or
+  // let_go_left() if the group ends first.
+  virtual bool run_and_leave(const Request& request, const WaitContext& context) {
+    run(request, context);
+    return false;
+  }
+  // Whether await_left() would not wait.
+  virtual bool has_left_ended() { return true; }
+  // Waits for what was left. Throws as run().
+  virtual void await_left(const WaitContext& /*context*/) {}
+  // Others may go on using what was left, if anything still is, and it will not be waited for.
+  virtual void let_go_left() {}
+
   // Split phase: start() brings this rank's part of an operation without waiting for anybody, and
   // complete() ends it, later, in the order of the starts. start() returns false, and has done
   // nothing, when that is not possible now, or never for such an operation. An operation that was

@@ -173,6 +173,26 @@ void BatchExecutor::all_reduce_alone(const BatchTensor& tensor, const WaitContex
   copy_scaled(output, output, count, spec, factor_after(tensor));
 }
 
+bool BatchExecutor::may_leave(const std::vector<BatchTensor>& batch) const {
+  const BatchTensor& first = batch.front();
+  const NamedRequest& request = *first.request;
+  const NamedOperation::Tensor* own = first.own();
+  return batch.size() == 1 && own != nullptr && request.kind == NamedKind::kAllReduce &&
+         request.op != NamedOp::kAdasum && request.device == DeviceKind::kCpu &&
+         own->input.data == own->output.data && first.spec().elements() > 0 &&
+         factor_before(request) == 1.0 && factor_after(first) == 1.0;
+}
+
+bool BatchExecutor::run_and_leave(const BatchTensor& tensor, std::uint32_t lead_bytes,
+                                  const WaitContext& context) {
+  const TensorSpec& spec = tensor.spec();
+  Request request = reduction(OpKind::kAllReduce, tensor, spec.elements());
+  request.inputs.push_back({tensor.own()->input.data, spec.bytes()});
+  request.outputs.push_back({tensor.own()->output.data, spec.bytes()});
+  request.lead_bytes = lead_bytes;
+  return lane_->transport().run_and_leave(request, context);
+}
+
 bool BatchExecutor::gather_pieces(const std::vector<BatchTensor>& batch, std::uint64_t bytes) {
   const NamedRequest& like = *batch.front().request;
   if (factor_before(like) != 1.0 || like.postscale != 1.0 ||

@@ -160,7 +160,8 @@ void NamedEngine::call_background() {
   }
 }
 
-bool NamedEngine::poll(std::uint64_t handle) const {
+bool NamedEngine::poll(std::uint64_t handle) {
+  look_at_left();
   Operation operation;
   {
     const std::lock_guard lock(mutex_);

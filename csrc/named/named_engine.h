@@ -18,6 +18,11 @@
 // later still. Ranks count their meetings, so that they know which one that was; a wrong count
 // costs time only.
 //
+// Note [Leaving]
+// At a meeting a rank need not wait until the others have done their parts of a reduction, too: it
+// goes on computing when its own is done, and looks after the others' before it carries out
+// anything else, or when somebody waits or polls. How large the parts are: Note [Leads] in leads.h.
+//
 // Note [Failure]
 // A mismatch fails one operation. Everything else that goes wrong (a rank died, a transfer failed,
 // somebody aborted) is written into the channel once, with its cause, and fails everything pending
@@ -56,6 +61,7 @@
 #include "named/batch_executor.h"
 #include "named/fusion.h"
 #include "named/gathering.h"
+#include "named/leads.h"
 #include "named/named_options.h"
 #include "named/signature_cache.h"
 #include "named/timeline.h"
@@ -100,7 +106,7 @@ class NamedEngine {
                                           bool will_wait = false);
 
   // Whether it is done, on a device as well. Throws UsageError for an unknown handle. Never blocks.
-  bool poll(std::uint64_t handle) const;
+  bool poll(std::uint64_t handle);
 
   // Blocks until it is done (on a device: queued), removes the handle, and returns the operation,
   // whose error is set if it failed; null for an unknown handle. Throws what `check_interrupt`
@@ -149,6 +155,12 @@ class NamedEngine {
     Operation operation;  // that asked for the change
   };
 
+  // A reduction whose own part is done.
+  struct Left {
+    BatchTensor tensor;
+    BatchExecutor* executor;
+  };
+
   // Requires the mutex; see submit().
   std::uint64_t enqueue(const Operation& operation, bool will_wait);
   // How to attend. Briefly: without sleeping, but whatever is agreed on is carried out.
@@ -195,6 +207,22 @@ class NamedEngine {
   void run_step(InterruptCheck check_interrupt);
   void flush_all();
   void run_batch(const std::vector<BatchTensor>& batch, InterruptCheck check_interrupt);
+  // True if it was left to the others to be ended.
+  bool run_and_leave(const std::vector<BatchTensor>& batch, int root, BatchExecutor& executor,
+                     const WaitContext& context);
+  // Whether something was left, and has ended.
+  bool has_left_ended() const {
+    return left_ && left_->executor->lane().transport().has_left_ended();
+  }
+  // Ends what was left, waiting for it; false if nothing was. Throws what `check_interrupt` throws.
+  bool end_left(InterruptCheck check_interrupt);
+  // Calls `act`, whose errors fail everything; what() says of what. Throws what `check_interrupt`
+  // throws.
+  template <typename What, typename Act>
+  void run_guarded(const What& what, bool is_on_device, InterruptCheck check_interrupt,
+                   const Act& act);
+  // This rank has waited for the others until now.
+  void note_wait();
   // Throws GroupError where a rank has died or ended it for all, and what `check_interrupt` throws.
   void check_ranks(InterruptCheck check_interrupt) const;
   void change_sets(const Step& step);
@@ -211,6 +239,7 @@ class NamedEngine {
   std::exception_ptr failure_of(const NamedOperation& operation) const;
   void finish(const Operation& operation, std::exception_ptr error = nullptr);
   void publish_finished();
+  void look_at_left();
   bool has_work() const { return !steps_.empty() || !is_flushed_; }
 
   const int rank_;
@@ -243,6 +272,7 @@ class NamedEngine {
   std::vector<std::thread::id> waiters_;  // each thread once
   std::uint32_t n_meetings_ = 0;
   WaitTrust meeting_trust_;
+  bool has_left_ = false;              // see Note [Leaving]
   bool has_device_work_ = false;       // something may be under way on a device
   bool is_background_called_ = false;  // woken, and not come yet
   bool sleeps_until_called_ = false;   // the background thread, without a limit
@@ -261,6 +291,10 @@ class NamedEngine {
   std::deque<Step> steps_;  // agreed
   std::map<int, std::unique_ptr<BatchExecutor>> executors_;
   std::vector<Operation> finished_;  // to be published
+  std::optional<Left> left_;         // see Note [Leaving]
+  Leads leads_;
+  bool is_meeting_ = false;
+  Clock::time_point attending_since_;
   bool has_said_goodbye_ = false;
   bool is_flushed_ = true;
   bool is_failed_ = false;

@@ -85,11 +85,17 @@ void NamedEngine::stop_waiting(std::unique_lock<std::mutex>& lock) {
 void NamedEngine::attend(FunctionRef<bool()> is_done, const Deadline* deadline,
                          InterruptCheck check_interrupt, Manner manner) {
   channel_->attend();
+  attending_since_ = Clock::now();
+  is_meeting_ = manner == Manner::kBriefly;
   LingerBudget lingering;
   std::uint32_t rounds = 0;
   while (true) {
     const std::uint32_t seen = channel_->events();
-    const bool did_something = attend_once(check_interrupt);
+    bool did_something = attend_once(check_interrupt);
+    if (!did_something && manner == Manner::kPatiently && end_left(check_interrupt)) {
+      note_wait();
+      did_something = true;
+    }
     if (did_something) {
       lingering.renew();
     }
@@ -139,12 +145,12 @@ void NamedEngine::meet(std::uint64_t handle, InterruptCheck check_interrupt) {
   bool is_given_up = false;
   const auto is_over = [&] {  // with the mutex
     is_given_up = rank_ != 0 && queue_.empty() && channel_->given_up_meeting() >= meeting;
-    return operation->is_done || is_given_up;
+    return operation->is_done || operation->is_left || is_given_up;
   };
   const Deadline deadline = Deadline::after(options_.meeting_patience);
   attend_until(is_over, &deadline, check_interrupt, Manner::kBriefly);
   const std::lock_guard lock(mutex_);
-  const bool has_met = operation->is_done;
+  const bool has_met = operation->is_done || operation->is_left;
   if (has_met || !is_given_up) {
     meeting_trust_.record(has_met);
   }
@@ -187,6 +193,25 @@ NamedEngine::Operation NamedEngine::begin_meeting(std::uint64_t handle, std::uin
     return nullptr;
   }
   return operation;
+}
+
+// What was left may have ended, although nobody has come by since.
+void NamedEngine::look_at_left() {
+  {
+    const std::lock_guard lock(mutex_);
+    if (!has_left_ || attendant_ != Attendant::kNone || is_ending_) {
+      return;
+    }
+    attendant_ = Attendant::kForeground;
+  }
+  if (has_left_ended()) {
+    end_left(nullptr);
+  }
+  {
+    const std::lock_guard lock(mutex_);
+    attendant_ = Attendant::kNone;
+  }
+  hand_on();
 }
 
 // The attendant in the foreground goes. What came until now has been looked at, so that the
@@ -263,9 +288,10 @@ void NamedEngine::background_loop() {
 // Returns what events() was when there was nothing more to do.
 std::uint32_t NamedEngine::attend_in_background() {
   channel_->attend();
+  is_meeting_ = false;
   while (true) {
     const std::uint32_t seen = channel_->events();
-    if (attend_once(nullptr, true)) {
+    if (attend_once(nullptr, true) || (has_left_ended() && end_left(nullptr))) {
       continue;
     }
     if (Clock::now() - last_look_ >= kLookAround) {

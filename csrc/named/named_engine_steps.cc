@@ -119,15 +119,30 @@ void NamedEngine::run_step(InterruptCheck check_interrupt) {
   if (is_failed_) {
     return;
   }
+  end_left(check_interrupt);
+  note_wait();
+  if (is_failed_) {
+    return;
+  }
   const Step& step = steps_.front();
+  const bool is_change = step.batch.empty();
   const auto what = [&] {
-    return step.batch.empty() ? describe(step.change) : describe(*step.batch.front().request);
+    return is_change ? describe(step.change) : describe(*step.batch.front().request);
   };
+  run_guarded(what, !is_change && is_gpu(step.batch.front().request->device), check_interrupt,
+              [&] { is_change ? change_sets(step) : run_batch(step.batch, check_interrupt); });
+  if (!steps_.empty()) {
+    steps_.pop_front();
+  }
+}
+
+template <typename What, typename Act>
+void NamedEngine::run_guarded(const What& what, bool is_on_device, InterruptCheck check_interrupt,
+                              const Act& act) {
   try {
-    step.batch.empty() ? change_sets(step) : run_batch(step.batch, check_interrupt);
+    act();
   } catch (const Error& error) {
     const std::string reason = concat("rank ", rank_, ": ", what(), ": ", error.what());
-    const bool is_on_device = !step.batch.empty() && is_gpu(step.batch.front().request->device);
     const bool is_lost = dynamic_cast<const PeerLostError*>(&error) != nullptr;
     fail_all(is_on_device && is_lost ? with_channel_failure(reason) : reason);
   } catch (const std::exception& error) {
@@ -138,8 +153,30 @@ void NamedEngine::run_step(InterruptCheck check_interrupt) {
       throw;
     }
   }
-  if (!steps_.empty()) {
-    steps_.pop_front();
+}
+
+bool NamedEngine::end_left(InterruptCheck check_interrupt) {
+  if (!left_) {
+    return false;
+  }
+  const auto what = [&] { return describe(*left_->tensor.request); };
+  run_guarded(what, false, check_interrupt, [&] {
+    left_->executor->lane().transport().await_left(
+        {Deadline::after(options_.timeout), check_interrupt, is_in_foreground()});
+    finish(left_->tensor.operation);
+    left_.reset();
+  });
+  {
+    const std::lock_guard lock(mutex_);
+    has_left_ = false;
+  }
+  publish_finished();
+  return true;
+}
+
+void NamedEngine::note_wait() {
+  if (leads_.is_looking() && is_in_foreground()) {
+    leads_.waited(Clock::now() - attending_since_);
   }
 }
 
@@ -180,7 +217,9 @@ void NamedEngine::run_batch(const std::vector<BatchTensor>& batch, InterruptChec
     if (request.device == DeviceKind::kCuda) {
       context.check_interrupt = &check_ranks;
     }
-    found->second->run(batch, root, context);
+    if (run_and_leave(batch, root, *found->second, context)) {
+      return;
+    }
   } catch (const MismatchError& mismatch) {
     error =
         std::make_exception_ptr(MismatchError(concat(describe(request), ": ", mismatch.what())));
@@ -199,6 +238,28 @@ void NamedEngine::run_batch(const std::vector<BatchTensor>& batch, InterruptChec
       finish(tensor.operation, error);
     }
   }
+}
+
+bool NamedEngine::run_and_leave(const std::vector<BatchTensor>& batch, int root,
+                                BatchExecutor& executor, const WaitContext& context) {
+  const BatchTensor& tensor = batch.front();
+  const NamedRequest* const request = tensor.request.get();
+  const bool may_leave = is_meeting_ && executor.may_leave(batch) &&
+                         tensor.spec().bytes() >= kMeetForBytes && !timeline_.is_on() &&
+                         tensor.operation->is_promised && request->tensors.size() == 1;
+  if (!may_leave) {
+    executor.run(batch, root, context);
+    return false;
+  }
+  leads_.ran(request, tensor.spec().bytes());
+  if (!executor.run_and_leave(tensor, leads_.of(request), context)) {
+    return false;
+  }
+  left_ = Left{tensor, &executor};
+  const std::lock_guard lock(mutex_);
+  tensor.operation->is_left = true;
+  has_left_ = true;
+  return true;
 }
 
 void NamedEngine::check_ranks(InterruptCheck check_interrupt) const {
@@ -292,6 +353,7 @@ void NamedEngine::fail_everything(const std::string& reason) {
     is_queue_told_ = false;
     gathering_ = {};
     has_device_work_ = false;  // it is aborted
+    has_left_ = false;
     changed_.notify_all();
   }
   for (const Operation& operation : queued) {
@@ -311,6 +373,11 @@ void NamedEngine::fail_everything(const std::string& reason) {
     }
   }
   steps_.clear();
+  if (left_) {
+    left_->executor->lane().transport().let_go_left();
+    finish(left_->tensor.operation, failure_of(*left_->tensor.operation));
+    left_.reset();
+  }
   publish_finished();
 }
 

@@ -45,6 +45,7 @@ struct NamedOperation {
   bool is_promised = false;  // its submitter will wait for it; set when it is submitted
   bool is_finished = false;  // the attendant's
   bool is_done = false;      // guarded by the engine's mutex
+  bool is_left = false;      // the same; to others, who have to do their parts yet
 };
 
 }  // namespace horon

@@ -161,6 +161,19 @@ class WholeTensors {
   InlineVector<std::byte*, 16> peers_targets_;
 };
 
+// What this rank reduces of whole tensors.
+Slice own_slice(const Request& request, const std::vector<HeaderView>& headers, int rank) {
+  PerRank<std::uint32_t> leads;
+  bool any = false;
+  for (const HeaderView& view : headers) {
+    leads.push_back(view.header->lead_bytes);
+    any = any || view.header->lead_bytes != 0;
+  }
+  return any ? slice_by_lead(request.count, request.element_bytes, rank, leads)
+             : slice_of(request.count, request.element_bytes, rank,
+                        static_cast<int>(headers.size()));
+}
+
 // What `source` has for this rank; null when that is nothing.
 const std::byte* part_for(const std::vector<HeaderView>& headers, const GroupArenas& arenas,
                           int source, int rank) {
@@ -274,8 +287,7 @@ void run_in_arenas(const Request& request, const std::vector<HeaderView>& header
       break;
     case Pattern::kReduceToAll:
     case Pattern::kReduceToRoot: {
-      const Slice own =
-          slice_of(request.count, request.element_bytes, rank, static_cast<int>(headers.size()));
+      const Slice own = own_slice(request, headers, rank);
       WholeTensors(request, headers, arenas, rank).reduce_slice(own.begin, own.end, factors, store);
       break;
     }

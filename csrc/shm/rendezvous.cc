@@ -36,7 +36,7 @@ constexpr const char* kBootIdFile = "/proc/sys/kernel/random/boot_id";
 constexpr const char* kDiedMeanwhile = " died while the group was made";
 // A member sends its greeting right after connecting.
 constexpr std::chrono::milliseconds kHelloPatience{5000};
-constexpr int kProtocolVersion = 7;
+constexpr int kProtocolVersion = 8;
 constexpr std::size_t kDescriptorsPerMessage = 200;
 
 // Where a process is. Only processes of one user on one host can share memory.

@@ -68,6 +68,36 @@ void ShmTransport::run(const Request& request, const WaitContext& context) {
   });
 }
 
+bool ShmTransport::run_and_leave(const Request& request, const WaitContext& context) {
+  may_leave_ = true;
+  try {
+    run(request, context);
+  } catch (...) {
+    may_leave_ = false;
+    throw;
+  }
+  may_leave_ = false;
+  if (left_ && has_left_ended()) {
+    left_.reset();
+  }
+  return left_.has_value();
+}
+
+bool ShmTransport::has_left_ended() { return board_.have_all_reached(Counter::kStep, left_step_); }
+
+void ShmTransport::await_left(const WaitContext& context) {
+  shows_arena_ = true;
+  const Request left = *std::exchange(left_, std::nullopt);
+  run_guarded(left, context, [&] { board_.await_all(Counter::kStep, left_step_, context); });
+}
+
+void ShmTransport::let_go_left() {
+  if (left_) {
+    quarantine_tensors(*left_, *arenas_);
+    left_.reset();
+  }
+}
+
 void ShmTransport::arrive(const Request& request) {
   const std::uint64_t offset = arena_offset(request);
   shows_arena_ = offset < kSeesNoArenas;
@@ -191,7 +221,13 @@ void ShmTransport::complete_current(const Request& request, const WaitContext& c
                       context);
     } else {
       run_in_arenas(request, headers(), *arenas_, rank_, factors().data(), store_);
-      step(context);
+      board_.finish_step();
+      if (may_leave_) {
+        left_ = request;
+        left_step_ = board_.own(Counter::kStep);
+      } else {
+        board_.await_all(context);
+      }
     }
     finish();
     return;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -29,6 +30,10 @@ class ShmTransport final : public Transport {
   bool takes_pieces(std::uint64_t bytes) const override {
     return bytes > segment_->layout().inline_bytes();
   }
+  bool run_and_leave(const Request& request, const WaitContext& context) override;
+  bool has_left_ended() override;
+  void await_left(const WaitContext& context) override;
+  void let_go_left() override;
   bool start(const Request& request) override;
   bool is_ready() override;
   bool await_start() override;
@@ -86,6 +91,9 @@ class ShmTransport final : public Transport {
   std::uint64_t wanted_bytes_ = 0;  // and for what it lacked room
   bool shows_arena_ = false;        // peers may use this rank's tensors of the running operation
   bool has_arrived_ = false;        // meet() has; run() is next
+  bool may_leave_ = false;          // in run_and_leave()
+  std::optional<Request> left_;     // by run_and_leave()
+  std::uint32_t left_step_ = 0;     // with which it ends
   std::uint32_t n_meetings_ = 0;    // the same on all ranks that are asked to meet for the same
   WaitTrust meeting_trust_;
 };

@@ -288,6 +288,57 @@ TEST_CASE("arena: the tensors of an operation that failed are quarantined") {
   REQUIRE(access[1].own->statistics().quarantined_bytes == 0);
 }
 
+TEST_CASE("arena: operations that are left to the others, with leads of any size") {
+  for (const int n : {1, 2, 3}) {
+    const std::vector<ArenaAccess> access = make_arenas(n);
+    const LocalGroup group(n, small_options(), access);
+    require_no_errors(run_ranks(n, [&](int rank) {
+      Arena& arena = *access[static_cast<std::size_t>(rank)].own;
+      ShmTransport transport(group.segment(rank), group.peers(rank), group.arenas(rank));
+      for (std::uint32_t call = 0; call < 60; ++call) {
+        Ones ones(arena, 100 + 30011 * (call % 7));
+        ones.request.lead_bytes = (call * 7919 + static_cast<std::uint32_t>(rank) * 65537) % 400000;
+        const bool stays = (call + static_cast<std::uint32_t>(rank)) % 3 == 0;
+        if (stays) {
+          transport.run(ones.request, patient_context());
+        } else if (transport.run_and_leave(ones.request, patient_context())) {
+          transport.await_left(patient_context());
+          expect(transport.has_left_ended(), "not ended after the wait");
+        }
+        for (std::uint64_t i = 0; i < ones.request.count; ++i) {
+          expect(ones.data[i] == static_cast<float>(n), "wrong sum");
+        }
+        arena.free(reinterpret_cast<std::byte*>(ones.data));
+      }
+    }));
+  }
+}
+
+TEST_CASE("arena: what was left to a rank that never does its part is quarantined") {
+  for (const bool waits : {true, false}) {
+    const std::vector<ArenaAccess> access = make_arenas(2);
+    LocalGroup group(2, small_options(), access);
+    group.set_cores(LocalGroup::Cores::kOneEach);
+    ShmTransport leaves(group.segment(0), group.peers(0), group.arenas(0));
+    ShmTransport comes(group.segment(1), group.peers(1), group.arenas(1));
+    Ones own(*access[0].own, 10000);
+    Ones others(*access[1].own, 10000);
+    comes.meet(others.request);  // and goes no further
+    REQUIRE(leaves.run_and_leave(own.request, patient_context()));
+    REQUIRE_FALSE(leaves.has_left_ended());
+    if (waits) {
+      comes.abort("enough");
+      const auto error = error_of([&] { leaves.await_left(patient_context()); });
+      REQUIRE(threw<GroupError>(error));
+      REQUIRE(contains(text_of(error), "enough"));
+    }
+    leaves.let_go_left();  // the engine calls it in either case
+    REQUIRE(access[0].own->statistics().quarantined_bytes == 40960);
+    leaves.let_go_left();
+    REQUIRE(access[0].own->statistics().quarantined_bytes == 40960);
+  }
+}
+
 TEST_CASE("arena: the tensors of an operation that was met for and let go are quarantined") {
   const std::vector<ArenaAccess> access = make_arenas(2);
   LocalGroup group(2, small_options(), access);
