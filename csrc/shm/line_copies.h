@@ -8,11 +8,13 @@
 // wait fill the store buffer with parts of few lines. Two cores of a Xeon copied 8 MiB each in
 // 0.74 ms so, in 0.81 with memcpy and in 1.01 when lines were asked for in bursts of sixteen
 // (docs/performance.md). Where the lines have just been read, as those of a peer's tensor in the
-// arena, asking for them made things slower. So it did on an AMD (Zen 4) that copied into lines
-// which a peer had read: a broadcast of 64 MiB took 7.0 ms so and 5.0 without. Copies ask ahead on
-// Intel's only; exchanges, for which it made no difference there, everywhere. A reduction that
-// stores its result where it has just read an input asks ahead on others than Intel's: on a Xeon
-// 64 MiB took 8.1 ms without and 8.7 with.
+// arena, asking for them is a little slower in a common cache and much faster between cores that
+// share none, which is told from the time it takes (Note [Pairs] in paired_choice.h). It was slower
+// on an AMD (Zen 4) that copied into lines which a peer had read: a broadcast of 64 MiB took 7.0 ms
+// so and 5.0 without. Copies ask ahead on Intel's only; exchanges, for which it made no difference
+// there, everywhere. A reduction through the buffers, which stores its result where it has just
+// read an input, asks ahead on others than Intel's: on a Xeon 64 MiB took 8.1 ms without and 8.7
+// with.
 #pragma once
 
 #include <cstddef>
