@@ -86,9 +86,12 @@ bool ShmTransport::run_and_leave(const Request& request, const WaitContext& cont
 bool ShmTransport::has_left_ended() { return board_.have_all_reached(Counter::kStep, left_step_); }
 
 void ShmTransport::await_left(const WaitContext& context) {
-  shows_arena_ = true;
-  const Request left = *std::exchange(left_, std::nullopt);
-  run_guarded(left, context, [&] { board_.await_all(Counter::kStep, left_step_, context); });
+  std::optional<Request> left;
+  left.swap(left_);
+  if (left) {
+    shows_arena_ = true;
+    run_guarded(*left, context, [&] { board_.await_all(Counter::kStep, left_step_, context); });
+  }
 }
 
 void ShmTransport::let_go_left() {
