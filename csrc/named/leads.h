@@ -44,8 +44,8 @@ class Leads {
       }
       known = known_.insert(known_.end(), {last_, 0});
     }
-    const auto late = std::max<std::int64_t>((time - kNoWait).count(), 0);
-    const double more = kGain * kBytesPerNanosecond * static_cast<double>(late);
+    const auto late = std::clamp(time - kNoWait, std::chrono::nanoseconds(0), kMostWait);
+    const double more = kGain * kBytesPerNanosecond * static_cast<double>(late.count());
     known->bytes = std::min((1 - kLeak) * known->bytes + more, last_bytes_);
     last_ = nullptr;
   }
@@ -57,6 +57,8 @@ class Leads {
   };
   // What agreeing takes if nobody is late.
   static constexpr std::chrono::nanoseconds kNoWait{50'000};
+  // A long wait may be for anything, an evaluation on one rank, say.
+  static constexpr std::chrono::nanoseconds kMostWait{1'000'000};
   // What a core reduces. It only makes the gain larger or smaller, so it need not be right.
   static constexpr double kBytesPerNanosecond = 10;
   static constexpr double kGain = 0.3;

@@ -82,6 +82,8 @@ TEST_CASE("leads: grow with waits after an operation, and shrink without") {
   REQUIRE(once > 400'000);
   REQUIRE(once < 800'000);
   REQUIRE(step(microseconds(250)) > once);
+  const std::uint32_t before = leads.of(&operation);
+  REQUIRE(step(microseconds(1'000'000)) <= before + 3'000'000);  // whatever that was
   for (int i = 0; i < 1000; ++i) {
     REQUIRE(step(microseconds(100'000)) <= 8U << 20);
   }
