@@ -9,9 +9,6 @@
 namespace horon {
 namespace {
 
-// How long a shutdown waits for what is agreed and not carried out.
-constexpr std::chrono::seconds kGoodbyePatience{3};
-
 const std::string& shut_down_text() {
   static const std::string text =
       "Horovod has been shut down: this rank called shutdown() before it was finished.";

@@ -143,6 +143,8 @@ class NamedEngine {
   using Operation = std::shared_ptr<NamedOperation>;
   // How often somebody who waits looks for death, Ctrl-C and stalls.
   static constexpr std::chrono::milliseconds kLookAround{50};
+  // How long a shutdown waits for what is agreed and not carried out.
+  static constexpr std::chrono::milliseconds kGoodbyePatience{3000};
   // Less is in the second-level caches, or too little to be worth the company. More than a bucket
   // of small gradients.
   static constexpr std::uint64_t kMeetForBytes = std::uint64_t{2} << 20;

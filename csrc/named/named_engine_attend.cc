@@ -207,10 +207,7 @@ void NamedEngine::look_at_left() {
   if (has_left_ended()) {
     end_left(nullptr);
   }
-  {
-    const std::lock_guard lock(mutex_);
-    attendant_ = Attendant::kNone;
-  }
+  leave();
   hand_on();
 }
 

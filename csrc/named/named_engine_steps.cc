@@ -159,10 +159,17 @@ bool NamedEngine::end_left(InterruptCheck check_interrupt) {
   if (!left_) {
     return false;
   }
+  bool is_shutting_down = false;
+  {
+    const std::lock_guard lock(mutex_);
+    is_shutting_down = is_shutting_down_;
+  }
+  const auto patience =
+      is_shutting_down ? std::min(kGoodbyePatience, options_.timeout) : options_.timeout;
   const auto what = [&] { return describe(*left_->tensor.request); };
   run_guarded(what, false, check_interrupt, [&] {
     left_->executor->lane().transport().await_left(
-        {Deadline::after(options_.timeout), check_interrupt, is_in_foreground()});
+        {Deadline::after(patience), check_interrupt, is_in_foreground()});
     finish(left_->tensor.operation);
     left_.reset();
   });
@@ -374,8 +381,10 @@ void NamedEngine::fail_everything(const std::string& reason) {
   }
   steps_.clear();
   if (left_) {
+    const Operation& operation = left_->tensor.operation;
+    const bool has_ended = has_left_ended();  // and nobody has looked since
     left_->executor->lane().transport().let_go_left();
-    finish(left_->tensor.operation, failure_of(*left_->tensor.operation));
+    finish(operation, has_ended ? nullptr : failure_of(*operation));
     left_.reset();
   }
   publish_finished();

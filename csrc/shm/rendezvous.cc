@@ -36,6 +36,8 @@ constexpr const char* kBootIdFile = "/proc/sys/kernel/random/boot_id";
 constexpr const char* kDiedMeanwhile = " died while the group was made";
 // A member sends its greeting right after connecting.
 constexpr std::chrono::milliseconds kHelloPatience{5000};
+// How many processes with one rank are told so.
+constexpr int kMostTwins = 8;
 constexpr int kProtocolVersion = 8;
 constexpr std::size_t kDescriptorsPerMessage = 200;
 
@@ -224,9 +226,7 @@ class Rendezvous {
         own.socket_name = name;
       }
     }
-    if (generation > 1) {
-      look_for_twin(own, concat("horon/", generation - 1, '/'));
-    }
+    look_for_twin(own, generation);
     store_.set(key("member", identity_.rank), own.encode());
     for (int rank = 0; rank < identity_.n_ranks; ++rank) {
       records_.push_back(rank == identity_.rank ? own : record_of(rank));
@@ -243,16 +243,22 @@ class Rendezvous {
   }
 
   // Two processes with one rank count as two generations of it, and both would wait: the first for
-  // the rank that the second should be, the second for everybody. `before` is the prefix of the
-  // generation before this one.
-  void look_for_twin(const Record& own, const std::string& before) {
+  // the rank that the second should be, the second for everybody.
+  void look_for_twin(const Record& own, std::int64_t generation) {
     const std::string own_key = concat("member/", identity_.rank);
-    if (!is_there(before + own_key)) {
+    std::string before;
+    std::optional<std::string> text;
+    // A second process that was refused has left no record; a third one sees the first's.
+    for (std::int64_t back = 1; !text && back < generation && back <= kMostTwins; ++back) {
+      before = concat("horon/", generation - back, '/');
+      text = if_there(before + own_key);
+    }
+    if (!text) {
       return;
     }
     Record its;
     try {
-      its = Record::decode(store_.get(before + own_key, deadline_));
+      its = Record::decode(*text);
     } catch (const Error&) {  // it had ended in an error, or was of another version
       return;
     }
@@ -266,8 +272,11 @@ class Rendezvous {
         own.process.pid, ". Give each process a RANK of its own.");
     std::vector<int> missing;
     for (int rank = 0; rank < identity_.n_ranks; ++rank) {
-      if (!is_there(concat(before, "member/", rank))) {
+      const std::optional<std::string> member = if_there(concat(before, "member/", rank));
+      if (!member) {
         missing.push_back(rank);
+      } else if (member->starts_with(kDead)) {
+        throw UsageError(both);  // as was the one before
       }
     }
     if (missing.empty() || is_there(concat(before, "joined/", identity_.rank))) {
@@ -676,12 +685,13 @@ class Rendezvous {
     }
   }
 
-  bool is_there(const std::string& key) {
+  bool is_there(const std::string& key) { return if_there(key).has_value(); }
+
+  std::optional<std::string> if_there(const std::string& key) {
     try {
-      (void)store_.get(key, Deadline::after(std::chrono::milliseconds(100)));
-      return true;
+      return store_.get(key, Deadline::after(std::chrono::milliseconds(100)));
     } catch (const TimeoutError&) {
-      return false;
+      return std::nullopt;
     }
   }
 

@@ -95,10 +95,10 @@ void ShmTransport::await_left(const WaitContext& context) {
 }
 
 void ShmTransport::let_go_left() {
-  if (left_) {
+  if (left_ && !has_left_ended()) {
     quarantine_tensors(*left_, *arenas_);
-    left_.reset();
   }
+  left_.reset();
 }
 
 void ShmTransport::arrive(const Request& request) {

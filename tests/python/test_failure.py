@@ -341,8 +341,8 @@ class _CountingStore(_DeadlyStore):
             self._inner.add("came", 1)
 
 
-def _come_with_rank_1_twice(process: int, _n_processes: int, path: str, is_complete: bool) -> None:
-    """Ranks 0, 1 and 1, one after the other."""
+def _come_with_rank_1_again(process: int, n_processes: int, path: str, is_complete: bool) -> None:
+    """Ranks 0, 1, 1 and so on, one after the other."""
     rank = min(process, 1)
     n_ranks = 2 if is_complete else 3
     inner = dist.FileStore(path, n_ranks)
@@ -357,6 +357,8 @@ def _come_with_rank_1_twice(process: int, _n_processes: int, path: str, is_compl
     if is_refused:
         expect_error(meet, "rank 1 has come twice to the group of", "which is alive", "RANK of its own", within_s=10)
         inner.add("refused", 1)
+        while not is_complete and inner.add("refused", 0) < n_processes:  # who has ended is no second one
+            time.sleep(0.01)
     else:
         meet()
         _sum_is_right(rank, n_ranks)
@@ -364,16 +366,17 @@ def _come_with_rank_1_twice(process: int, _n_processes: int, path: str, is_compl
             time.sleep(0.01)
 
 
-def test_two_processes_with_one_rank_in_the_place_of_another(tmp_path: Path) -> None:
+@pytest.mark.parametrize("n_processes", [3, 4])
+def test_several_processes_with_one_rank_in_the_place_of_another(tmp_path: Path, n_processes: int) -> None:
     gloo_lacks("waits for the timeout")
     path = str(tmp_path / "store")
-    assert_clean_exits(run_fresh_processes(_come_with_rank_1_twice, 3, path, False, init=False, timeout=60))
+    assert_clean_exits(run_fresh_processes(_come_with_rank_1_again, n_processes, path, False, init=False, timeout=60))
 
 
 def test_a_second_process_with_a_rank_of_a_group_that_is_complete(tmp_path: Path) -> None:
     gloo_lacks("waits for the timeout")
     path = str(tmp_path / "store")
-    outcomes = run_fresh_processes(_come_with_rank_1_twice, 3, path, True, init=False, timeout=60)
+    outcomes = run_fresh_processes(_come_with_rank_1_again, 3, path, True, init=False, timeout=60)
     assert_clean_exits(outcomes)
     assert ["has come twice" in outcome.stderr for outcome in outcomes] == [False, False, True]
 
