@@ -36,8 +36,8 @@ class Transport {
   virtual bool has_left_ended() { return true; }
   // Waits for what was left. Throws as run().
   virtual void await_left(const WaitContext& /*context*/) {}
-  // What was left, if anything still is, will not be waited for; others may go on using it unless it
-  // has ended.
+  // What was left, if anything still is, will not be waited for; others may go on using it unless
+  // it has ended.
   virtual void let_go_left() {}
 
   // Split phase: start() brings this rank's part of an operation without waiting for anybody, and

@@ -95,7 +95,8 @@ void ShmTransport::await_left(const WaitContext& context) {
 }
 
 void ShmTransport::let_go_left() {
-  if (left_ && !has_left_ended()) {
+  const bool has_ended = has_left_ended();
+  if (left_ && !has_ended) {
     quarantine_tensors(*left_, *arenas_);
   }
   left_.reset();
