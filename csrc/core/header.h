@@ -44,10 +44,9 @@ struct Header {
   // The published stream lies right behind the counts.
   std::uint8_t is_inline = 0;
   std::uint8_t is_refused = 0;
-  std::uint32_t lead_bytes = 0;  // see Request; where all tensors are in arenas
-  // No padding: equal headers are equal bytes.
+  std::uint32_t lead_bytes = 0;  // see Request; used where all tensors are in arenas
 };
-static_assert(sizeof(Header) == 64);
+static_assert(sizeof(Header) == 64);  // no padding: equal headers are equal bytes
 static_assert(std::is_trivially_copyable_v<Header>);
 
 // A header with the vectors that follow it. Views; valid as long as what they were read from.

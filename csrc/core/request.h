@@ -52,8 +52,8 @@ struct Request {
   // Digest of the shapes of the whole coalesced call, so that it fails before its first part runs.
   // Where has_window(kind): the window's number in its group.
   std::uint64_t batch_digest = 0;
-  // Reductions to all: so many bytes more than the others' mean this rank may take of the work,
-  // because it expects to wait for them later otherwise. Each rank's own affair.
+  // Reductions to all: so many bytes more of the work this rank takes than one without a lead,
+  // because it would wait for the others later. Ranks may differ.
   std::uint32_t lead_bytes = 0;
   bool monitor_all_ranks = false;  // monitored_barrier(wait_all_ranks=True)
   PerRank<ConstSpan> inputs;

@@ -59,24 +59,21 @@ void ShmTransport::run_guarded(const Request& request, const WaitContext& contex
 }
 
 void ShmTransport::run(const Request& request, const WaitContext& context) {
+  carry_out(request, context, false);
+}
+
+void ShmTransport::carry_out(const Request& request, const WaitContext& context, bool may_leave) {
   run_guarded(request, context, [&] {
     if (!std::exchange(has_arrived_, false)) {
       deposits_.await_room(context);
       arrive(request);
     }
-    complete_current(request, context);
+    complete_current(request, context, may_leave);
   });
 }
 
 bool ShmTransport::run_and_leave(const Request& request, const WaitContext& context) {
-  may_leave_ = true;
-  try {
-    run(request, context);
-  } catch (...) {
-    may_leave_ = false;
-    throw;
-  }
-  may_leave_ = false;
+  carry_out(request, context, true);
   if (left_ && has_left_ended()) {
     left_.reset();
   }
@@ -205,7 +202,8 @@ void ShmTransport::end_group(const Request& request, const std::string& reason) 
   throw GroupError(group_over_text(concat(where, ": ", reason)));
 }
 
-void ShmTransport::complete_current(const Request& request, const WaitContext& context) {
+void ShmTransport::complete_current(const Request& request, const WaitContext& context,
+                                    bool may_leave) {
   deposits_.await_all(context);
   if (segment_->is_poisoned(deposits_.current())) {  // given up by somebody before we came
     throw GroupError(segment_->poison_text());
@@ -226,7 +224,7 @@ void ShmTransport::complete_current(const Request& request, const WaitContext& c
     } else {
       run_in_arenas(request, headers(), *arenas_, rank_, factors().data(), store_);
       board_.finish_step();
-      if (may_leave_) {
+      if (may_leave) {
         left_ = request;
         left_step_ = board_.own(Counter::kStep);
       } else {

@@ -48,7 +48,9 @@ class ShmTransport final : public Transport {
   void run_guarded(const Request& request, const WaitContext& context, const Operation& operation);
   // Shows the others what this rank brings to the next operation. Requires room.
   void arrive(const Request& request);
-  void complete_current(const Request& request, const WaitContext& context);
+  // With `may_leave` a reduction in the arenas is over with this rank's part of it, in left_.
+  void carry_out(const Request& request, const WaitContext& context, bool may_leave);
+  void complete_current(const Request& request, const WaitContext& context, bool may_leave = false);
   void step(const WaitContext& context);
   const std::vector<HeaderView>& headers() const { return deposits_.headers(); }
   bool all_inline() const;
@@ -91,7 +93,6 @@ class ShmTransport final : public Transport {
   std::uint64_t wanted_bytes_ = 0;  // and for what it lacked room
   bool shows_arena_ = false;        // peers may use this rank's tensors of the running operation
   bool has_arrived_ = false;        // meet() has; run() is next
-  bool may_leave_ = false;          // in run_and_leave()
   std::optional<Request> left_;     // by run_and_leave()
   std::uint32_t left_step_ = 0;     // with which it ends
   std::uint32_t n_meetings_ = 0;    // the same on all ranks that are asked to meet for the same
