@@ -43,20 +43,6 @@ def test_hosts_that_are_none(text: str) -> None:
         parse_hostfile(text)
 
 
-def test_other_hosts_are_an_error_that_says_what_to_start_there() -> None:
-    from horon.runner._hosts import check_hosts, parse_hosts
-
-    check_hosts(parse_hosts("here:2"), 2, lambda name: name == "here")
-    with pytest.raises(ValueError, match="3 processes were asked for, but the hosts have 2 slots"):
-        check_hosts(parse_hosts("here:2"), 3, lambda name: name == "here")
-    with pytest.raises(ValueError, match="far is another one") as error:
-        check_hosts(parse_hosts("here:2,far:4"), 6, lambda name: name == "here")
-    assert (
-        "far: torchrun --nnodes 2 --node-rank 1 --nproc-per-node 4 --master-addr here --master-port 29500 script.py"
-        in str(error.value)
-    )
-
-
 def test_a_command_line() -> None:
     from horon.runner.launch import plan
 
@@ -73,6 +59,16 @@ def test_a_command_line() -> None:
     }
 
 
+def test_options_that_take_others_back_and_options_without_a_meaning() -> None:
+    from horon.runner.launch import plan
+
+    line = "-np 1 --autotune --no-stall-check --no-autotune --stall-check --autotune-log-file x --torus-allreduce"
+    line += " --log-level INFO --prefix-output-with-timestamp --no-hierarchical-allgather train --no-stall-check"
+    job = plan(line.split())
+    assert job.environment == {"HOROVOD_LOG_LEVEL": "INFO"}
+    assert job.command == ["train", "--no-stall-check"]
+
+
 @pytest.mark.parametrize(
     ("line", "complaint"),
     [
@@ -81,9 +77,13 @@ def test_a_command_line() -> None:
         ("-np 0 true", "expected a positive number of processes, got 0"),
         ("-np 2 --mpi true", "start the script itself with mpirun"),
         ("-np 2 --reset-limit 3 true", "the number of ranks does not change while a job runs"),
+        ("-np 2 --config-file c.yaml true", "config_file='c.yaml' is not supported: give its settings as options"),
+        ("-np 2 --jsrun true", "start the script itself with mpirun"),
+        ("-np 2 --elastic-timeout 3 true", "the number of ranks does not change while a job runs"),
         ("-np 2 --min-np 3 true", "2 processes are not from 3 to any number"),
         ("-np 2 -H localhost:1 true", "the hosts have 1 slots"),
-        ("-np 2 -H far.example:2 true", "far.example is another one"),
+        ("-np 3 -H far.example:2 true", "the hosts have 2 slots"),
+        ("-np 2 -p x true", "-p/--ssh-port: invalid int value"),
         ("-np 2 --hostfile /nowhere true", "No such file"),
         ("-np 2 --fusion-threshold-mb much true", "expected a whole number, got 'much'"),
     ],
@@ -282,6 +282,7 @@ def test_horonrun(tmp_path: Path) -> None:
     assert process.returncode == 0, err
     assert sorted(out.splitlines()) == [f"rank {rank} of 2: [2.0, 2.0, 2.0]" for rank in (0, 1)]
     assert "(in 2 processes)" in err
+    assert "Warning" not in err
     assert "failed to bind" not in err
 
 

@@ -11,21 +11,29 @@ from collections.abc import Mapping
 from pathlib import Path
 
 OUTPUT_VARIABLE = "HORON_RUN_OUTPUT"
+RANKS_PER_HOST_VARIABLE = "HORON_RUN_RANKS_PER_HOST"  # 4,4,2; not there: one host
 
-# Horovod's, by torchrun's. One host: all are local.
+# Horovod's, by torchrun's.
 _NAMES = {
     "HOROVOD_RANK": "RANK",
     "HOROVOD_SIZE": "WORLD_SIZE",
     "HOROVOD_LOCAL_RANK": "LOCAL_RANK",
     "HOROVOD_LOCAL_SIZE": "LOCAL_WORLD_SIZE",
-    "HOROVOD_CROSS_RANK": "GROUP_RANK",
-    "HOROVOD_CROSS_SIZE": "GROUP_WORLD_SIZE",
 }
 
 
 def horovod_variables(environment: Mapping[str, str]) -> dict[str, str]:
     """Returns the variables by which scripts know that Horovod's launcher has started them."""
-    return {name: environment[theirs] for name, theirs in _NAMES.items()}
+    local_rank, host = int(environment["LOCAL_RANK"]), int(environment["GROUP_RANK"])
+    counts = environment.get(RANKS_PER_HOST_VARIABLE)
+    ranks_per_host = [int(count) for count in counts.split(",")] if counts else []
+    # Hosts that have a rank with this local rank, too.
+    peers = [number for number, count in enumerate(ranks_per_host) if count > local_rank]
+    return {
+        **{name: environment[theirs] for name, theirs in _NAMES.items()},
+        "HOROVOD_CROSS_RANK": str(peers.index(host)) if peers else environment["GROUP_RANK"],
+        "HOROVOD_CROSS_SIZE": str(len(peers)) if peers else environment["GROUP_WORLD_SIZE"],
+    }
 
 
 def output_folder(output: str, rank: int, size: int) -> Path:
@@ -36,6 +44,7 @@ def output_folder(output: str, rank: int, size: int) -> Path:
 def prepare() -> None:
     """Sets the variables, and redirects the output if that was asked for."""
     os.environ.update(horovod_variables(os.environ))
+    os.environ.pop(RANKS_PER_HOST_VARIABLE, None)
     output = os.environ.pop(OUTPUT_VARIABLE, None)
     if output is not None:
         folder = output_folder(output, int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))

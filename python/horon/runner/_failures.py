@@ -18,15 +18,19 @@ class Failure:
     Attributes:
         status: Its exit status; the negative number of a signal.
         text: The traceback of its exception, or nothing.
+        time_s: When, as its host counts.
+        host: Where it was, if that is to be said.
     """
 
     rank: int
     status: int
     text: str
+    time_s: int = 0
+    host: str = ""
 
     def __str__(self) -> str:
         how = f"was ended by signal {-self.status}" if self.status < 0 else f"ended with {self.status}"
-        return f"rank {self.rank} {how}"
+        return f"rank {self.rank}{f' on {self.host}' if self.host else ''} {how}"
 
     @property
     def is_consequence(self) -> bool:
@@ -41,15 +45,35 @@ def failures_of(error: Any) -> Sequence[Failure]:
     Causes are first, then it is the order in which they came. The agent itself knows when they came to the second only.
     """
     found = sorted(error.failures.items(), key=lambda item: item[1].timestamp)
-    failures = [_failure(rank, failure.exitcode, _text(failure.message)) for rank, failure in found]
+    failures = [_failure(rank, failure) for rank, failure in found]
     failures[1:] = [failure for failure in failures[1:] if failure.status != -signal.SIGTERM]
     return sorted(failures, key=lambda failure: failure.is_consequence)
 
 
-def _failure(rank: int, status: int, text: str) -> Failure:
+def in_order(failures: Sequence[Failure]) -> list[Failure]:
+    """Those of several hosts: causes first, then in the order of their times, which are whole seconds.
+
+    Within one, who was killed comes before those who say that they have failed because of it.
+    """
+    return sorted(failures, key=lambda failure: (failure.is_consequence, failure.time_s, failure.status > 0))
+
+
+def texts_of(failures: Sequence[Failure], num_proc: int) -> str:
+    """What is said of them, and of the other ranks."""
+    others = "; the others were ended" if len(failures) < num_proc else ""
+    return ", ".join(str(failure) for failure in failures) + others
+
+
+def exit_status(failures: Sequence[Failure]) -> int:
+    """What a launcher exits with: the first one's status, or, as a shell has it, 128 and its signal."""
+    return 128 - failures[0].status if failures[0].status < 0 else failures[0].status
+
+
+def _failure(rank: int, found: Any) -> Failure:
+    status, text = found.exitcode, _text(found.message)
     # A rank that has raised tells the others as it exits. They may be gone before it is, and then the agent ends it.
     was_about_to_exit = bool(text) and status == -signal.SIGTERM
-    return Failure(rank, 1 if was_about_to_exit else status, text)
+    return Failure(rank, 1 if was_about_to_exit else status, text, found.timestamp)
 
 
 def _text(message: Any) -> str:

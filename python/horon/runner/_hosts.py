@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-_MASTER_PORT = 29500
-
 
 @dataclass(frozen=True)
 class Host:
@@ -51,32 +49,46 @@ def parse_hostfile(text: str) -> list[Host]:
 
 
 def _host(name: str, slots: str, entry: str) -> Host:
-    if not name or not slots.isdigit() or int(slots) == 0:
+    # A name with a hyphen in front would be an option of ssh.
+    if not name or name.startswith("-") or not slots.isdigit() or int(slots) == 0:
         raise ValueError(f"horon: hosts: expected <name>:<number of processes>, got {entry!r}.")
     return Host(name, int(slots))
 
 
-def check_hosts(hosts: Sequence[Host], num_proc: int, is_here: Callable[[str], bool]) -> None:
-    """Returns if `num_proc` processes may run on this host, the only one.
+@dataclass(frozen=True)
+class Share:
+    """The ranks of a job that run on one host: `n_ranks` of them, from `first_rank` on.
+
+    Attributes:
+        name: The host's, as it was given.
+        is_here: Whether it is the host that starts them all.
+    """
+
+    name: str
+    is_here: bool
+    first_rank: int
+    n_ranks: int
+
+
+def share_out(hosts: Sequence[Host], num_proc: int, is_here: Callable[[str], bool]) -> list[Share]:
+    """Fills the hosts in their order, as Horovod does. A host that comes twice, by whatever names, is one.
 
     Raises:
-        ValueError: There are other hosts: says what to start on each of them. Or there are too few slots.
+        ValueError: There are too few slots.
     """
-    if others := [host.name for host in hosts if not is_here(host.name)]:
-        raise ValueError(
-            f"horon: processes are started on this host only, and {', '.join(others)} is another one. Run on each "
-            "host, in place of `python script.py`:\n" + "\n".join(_torchrun(hosts))
-        )
-    slots = sum(host.slots or num_proc for host in hosts)
-    if slots < num_proc:
-        raise ValueError(f"horon: {num_proc} processes were asked for, but the hosts have {slots} slots.")
-
-
-def _torchrun(hosts: Sequence[Host]) -> list[str]:
-    """The command for each host. torchrun wants as many processes on each."""
-    common = f"--master-addr {hosts[0].name} --master-port {_MASTER_PORT} script.py"
-    return [
-        f"  {host.name}: torchrun --nnodes {len(hosts)} --node-rank {number} "
-        f"--nproc-per-node {host.slots or 1} {common}"
-        for number, host in enumerate(hosts)
-    ]
+    slots: dict[str, int] = {}
+    names: dict[str, str] = {}  # of hosts as they are told apart, as they were given
+    for host in hosts:
+        key = "" if is_here(host.name) else host.name
+        names.setdefault(key, host.name)
+        slots[key] = slots.get(key, 0) + (num_proc if host.slots is None else host.slots)
+    if sum(slots.values()) < num_proc:
+        raise ValueError(f"horon: {num_proc} processes were asked for, but the hosts have {sum(slots.values())} slots.")
+    shares: list[Share] = []
+    first_rank = 0
+    for key, n_slots in slots.items():
+        n_ranks = min(n_slots, num_proc - first_rank)
+        if n_ranks > 0:
+            shares.append(Share(names[key], key == "", first_rank, n_ranks))
+        first_rank += n_ranks
+    return shares

@@ -1,4 +1,4 @@
-"""Starts processes on this host and waits for them, with torch's elastic agent."""
+"""Starts a host's processes and waits for them, with torch's elastic agent."""
 
 from __future__ import annotations
 
@@ -8,13 +8,44 @@ import socket
 import tempfile
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
-_LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
+
+@dataclass(frozen=True)
+class Place:
+    """A host among those of a job.
+
+    Attributes:
+        number: Its place; the first one serves the store through which all find each other.
+        n_hosts: How many there are.
+        master_address, master_port: Where that store is, as seen from here.
+    """
+
+    number: int
+    n_hosts: int
+    master_address: str
+    master_port: int
 
 
 def is_this_host(name: str) -> bool:
-    """Whether a name is this host's, as far as it can be told without asking others."""
-    return name in (*_LOCAL_NAMES, socket.gethostname(), socket.getfqdn())
+    """Whether a name or an address is this host's: nothing can be bound to another one's."""
+    if name in (socket.gethostname(), socket.getfqdn()):
+        return True
+    try:
+        found = socket.getaddrinfo(name, None, type=socket.SOCK_DGRAM)
+    except (OSError, UnicodeError):
+        return False
+    return any(_is_ours(family, address) for family, _, _, _, address in found)
+
+
+def _is_ours(family: int, address: Any) -> bool:
+    with contextlib.closing(socket.socket(family, socket.SOCK_DGRAM)) as probe:
+        try:
+            probe.bind(address)
+        except OSError:
+            return False
+    return True
 
 
 def threads_for(n_cores: int, num_proc: int) -> int:
@@ -26,11 +57,18 @@ def threads_for(n_cores: int, num_proc: int) -> int:
 
 
 def start_and_wait(
-    num_proc: int, command: Sequence[str], environment: Mapping[str, str], start_timeout: float | None
+    num_proc: int,
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    start_timeout: float | None,
+    place: Place | None = None,
 ) -> None:
     """Runs `command` in `num_proc` processes, which have torchrun's variables. Returns when all have ended well.
 
-    When one ends badly, the others are ended, too, and none is started again.
+    When one ends badly, the others of this host are ended, too, and none is started again.
+
+    Args:
+        place: This host among others, which do the same; None: it is the only one.
 
     Raises:
         torch.distributed.elastic.multiprocessing.errors.ChildFailedError: One ended badly.
@@ -43,18 +81,29 @@ def start_and_wait(
     # The agent's own folder, for tracebacks that processes leave, would stay behind.
     with tempfile.TemporaryDirectory(prefix="horon-agent-") as folder, _set_meanwhile({**threads, **environment}):
         config = LaunchConfig(
-            min_nodes=1,
-            max_nodes=1,
+            **_meeting(place, {"timeout": start_timeout} if start_timeout else {}),
             nproc_per_node=num_proc,
-            run_id=str(uuid.uuid4()),
-            rdzv_backend="c10d",
-            rdzv_endpoint="localhost:0",
-            rdzv_configs={"timeout": start_timeout} if start_timeout else {},
             max_restarts=0,
             local_addr="localhost",  # names of hosts need not have an address
             logs_specs=DefaultLogsSpecs(log_dir=folder),
         )
         elastic_launch(config, command[0])(*command[1:])
+
+
+def _meeting(place: Place | None, configuration: dict[str, Any]) -> dict[str, Any]:
+    """How the agents of all hosts find each other."""
+    if place is None:
+        alone = {"min_nodes": 1, "max_nodes": 1, "run_id": str(uuid.uuid4())}
+        return {**alone, "rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0", "rdzv_configs": configuration}
+    address = f"[{place.master_address}]" if ":" in place.master_address else place.master_address
+    return {
+        "min_nodes": place.n_hosts,
+        "max_nodes": place.n_hosts,
+        "run_id": "horonrun",  # the store is this job's
+        "rdzv_backend": "static",
+        "rdzv_endpoint": f"{address}:{place.master_port}",
+        "rdzv_configs": {**configuration, "rank": place.number},
+    }
 
 
 def _threads(num_proc: int) -> str:

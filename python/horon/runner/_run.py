@@ -1,7 +1,8 @@
-"""horon.run: a function on several ranks of this host."""
+"""horon.run: a function on several ranks, of this host or of several."""
 
 from __future__ import annotations
 
+import base64
 import functools
 import sys
 import tempfile
@@ -13,7 +14,9 @@ from typing import Any
 import cloudpickle  # type: ignore[import-untyped,unused-ignore]
 
 from horon.runner import _child, _hosts, _processes
-from horon.runner._failures import failures_of
+from horon.runner._failures import Failure, failures_of
+from horon.runner._hosts import Share
+from horon.runner._ssh import Ssh
 
 _ELASTIC = (
     "the number of ranks does not change while a job runs. hvd.elastic.run works with a fixed one, and "
@@ -28,6 +31,10 @@ REFUSED: Mapping[str, str] = {
     "cooldown_range": _ELASTIC,
     "use_mpi": _MPI,
     "mpi_args": _MPI,
+    "elastic_timeout": _ELASTIC,
+    "use_jsrun": _MPI,
+    "binding_args": _MPI,
+    "config_file": "give its settings as options, or as HOROVOD_ variables",
 }
 
 
@@ -60,7 +67,7 @@ def run(
     min_np: int | None = None,
     max_np: int | None = None,
 ) -> list[Any]:
-    """Calls a function on `num_proc` ranks of this host, each a fresh process, and returns what they returned.
+    """Calls a function on `num_proc` ranks, each a fresh process, and returns what they returned.
 
     The function calls ``hvd.init()`` itself. It, its arguments and its results travel by cloudpickle, so that it may be
     a lambda or defined in a notebook. Blocks until all have ended; when one fails, the others are ended. Each process
@@ -71,26 +78,27 @@ def run(
         args, kwargs: Its arguments.
         num_proc: Number of ranks.
         min_num_proc, max_num_proc: `num_proc` has to lie between them; it does not change.
-        hosts: This host's name (or localhost) and its slots, ``localhost:4``; other hosts are an error that says how to
-            start there.
+        hosts: Hosts and their slots, which are filled in this order: ``localhost:4,other:4``. Others are reached by
+            ssh without a password, and have `executable` and horon in the same place. Default: this host.
         hostfile: A file with lines of ``localhost slots=4``.
-        start_timeout: Seconds until all processes have to have been started.
-        output_filename: A folder; rank 3 of 16 writes to ``rank.03/stdout`` and ``rank.03/stderr`` there, instead of
-            where this process does.
+        start_timeout: Seconds until all processes have to have been started. Default: 60 until all hosts have answered.
+        ssh_port, ssh_identity_file: As in ``ssh -p`` and ``ssh -i``.
+        output_filename: A folder; rank 3 of 16 writes to ``rank.03/stdout`` and ``rank.03/stderr`` there, on its own
+            host, instead of where this process does.
         verbose: Prints the command of each process.
-        network_interfaces: For Horovod's sake. Within a host there is no network.
+        network_interfaces: Names of those that connect the hosts. Default: those through which ssh has come.
         executable: The Python to use (default: this one).
         np, min_np, max_np, network_interface: Deprecated names of `num_proc`, `min_num_proc`, `max_num_proc`,
             `network_interfaces`.
         slots, reset_limit, cooldown_range, host_discovery_script, use_mpi, mpi_args: Refused.
-        ssh_port, ssh_identity_file, disable_cache, use_gloo: Nothing depends on them.
+        disable_cache, use_gloo: Nothing depends on them.
 
     Returns:
         What the ranks returned, in their order.
 
     Raises:
-        ValueError: An argument that is refused, another host, or a number of ranks that is not positive.
-        RuntimeError: A rank failed; says which, and its traceback.
+        ValueError: An argument that is refused, too few slots, or a number of ranks that is not positive.
+        RuntimeError: A rank failed; says which, and its traceback. Or a host could not be reached, or was lost.
 
     Source: horovod/runner/__init__.py of Horovod 0.28.1.
     """
@@ -117,15 +125,17 @@ def run(
         min_num_proc if min_np is None else min_np,
         max_num_proc if max_np is None else max_np,
     )
-    check_where(num_proc, hosts, hostfile)
-    return _run_in_folder(
-        functools.partial(func, *args, **(kwargs or {})),
-        num_proc,
-        executable or sys.executable,
-        {} if output_filename is None else {_child.OUTPUT_VARIABLE: str(Path(output_filename).resolve())},
-        start_timeout,
-        bool(verbose),
-    )
+    shares = shares_of(num_proc, hosts, hostfile)
+    call = functools.partial(func, *args, **(kwargs or {}))
+    python = executable or sys.executable
+    environment = {} if output_filename is None else {_child.OUTPUT_VARIABLE: str(Path(output_filename).resolve())}
+    if are_all_here(shares):
+        return _run_in_folder(call, num_proc, python, environment, start_timeout, bool(verbose))
+    interfaces = network_interfaces or ([network_interface] if network_interface else [])
+    if interfaces:
+        environment["HOROVOD_GLOO_IFACE"] = interfaces if isinstance(interfaces, str) else ",".join(interfaces)
+    ssh = Ssh(ssh_port, ssh_identity_file)
+    return _run_on_hosts(call, shares, python, environment, start_timeout, bool(verbose), ssh)
 
 
 def refuse(given: Mapping[str, Any]) -> None:
@@ -146,15 +156,21 @@ def check_counts(num_proc: int, least: int | None, most: int | None) -> None:
         )
 
 
-def check_where(num_proc: int, hosts: str | None, hostfile: str | None) -> None:
-    """Raises ValueError unless all ranks are to run on this host."""
+def shares_of(num_proc: int, hosts: str | None, hostfile: str | None) -> list[Share]:
+    """Returns which ranks run where. Raises ValueError if there are too few slots, or hosts are given twice."""
     if hosts is not None and hostfile is not None:
         raise ValueError("horon: expected hosts or a host file, got both.")
     if hosts is not None:
-        _hosts.check_hosts(_hosts.parse_hosts(hosts), num_proc, _processes.is_this_host)
+        given = _hosts.parse_hosts(hosts)
     elif hostfile is not None:
-        parsed = _hosts.parse_hostfile(Path(hostfile).read_text())
-        _hosts.check_hosts(parsed, num_proc, _processes.is_this_host)
+        given = _hosts.parse_hostfile(Path(hostfile).read_text())
+    else:
+        given = [_hosts.Host("localhost", None)]
+    return _hosts.share_out(given, num_proc, _processes.is_this_host)
+
+
+def are_all_here(shares: Sequence[Share]) -> bool:
+    return all(share.is_here for share in shares)
 
 
 def _run_in_folder(
@@ -172,14 +188,39 @@ def _run_in_folder(
 
     with tempfile.TemporaryDirectory(prefix="horon-run-") as name:
         folder = Path(name)
-        _task.leave(folder, call)
+        _task.leave(folder, _task.pack(call))
         command = [executable, "-m", "horon.runner._task", name]
         if is_verbose:
             print("horon.run:", *command, f"(in {num_proc} processes)", file=sys.stderr, flush=True)
         try:
             _processes.start_and_wait(num_proc, command, environment, start_timeout)
         except ChildFailedError as error:
-            texts = [f"{failure}.\n{failure.text}" for failure in failures_of(error)]
-            others = "the others were ended when " if len(texts) < num_proc else ""
-            raise RuntimeError(f"horon.run: {others}{''.join(texts)}") from error
+            raise RuntimeError(_failure_text(failures_of(error), num_proc)) from error
         return [cloudpickle.loads(_task.result_of(folder, rank).read_bytes()) for rank in range(num_proc)]
+
+
+def _run_on_hosts(
+    call: Callable[[], Any],
+    shares: Sequence[Share],
+    python: str,
+    environment: Mapping[str, str],
+    start_timeout: float | None,
+    is_verbose: bool,
+    ssh: Ssh,
+) -> list[Any]:
+    from horon.runner import _fleet, _task
+
+    task = base64.b64encode(_task.pack(call)).decode()
+    job = _fleet.Job([python, "-m", "horon.runner._task"], environment, start_timeout, is_verbose, task)
+    num_proc = sum(share.n_ranks for share in shares)
+    try:
+        results = _fleet.run_on_hosts(shares, job, ssh, python)
+    except _fleet.FleetError as error:
+        text = _failure_text(error.failures, num_proc) if error.failures else f"horon.run: {error}"
+        raise RuntimeError(text) from error
+    return [cloudpickle.loads(base64.b64decode(results[str(rank)])) for rank in range(num_proc)]
+
+
+def _failure_text(failures: Sequence[Failure], num_proc: int) -> str:
+    others = "the others were ended when " if len(failures) < num_proc else ""
+    return f"horon.run: {others}{''.join(f'{failure}.{chr(10)}{failure.text}' for failure in failures)}"

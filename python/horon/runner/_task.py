@@ -20,9 +20,13 @@ from horon.runner import _child
 _TASK = "task.pickle"
 
 
-def leave(folder: Path, call: Callable[[], Any]) -> None:
-    """Leaves a call for the processes, and where this one finds modules: the call's may be among them."""
-    (folder / _TASK).write_bytes(pickle.dumps((sys.path, cloudpickle.dumps(call))))
+def pack(call: Callable[[], Any]) -> bytes:
+    """A call for other processes, and where this one finds modules: the call's may be among them."""
+    return pickle.dumps((sys.path, cloudpickle.dumps(call)))
+
+
+def leave(folder: Path, packed: bytes) -> None:
+    (folder / _TASK).write_bytes(packed)
 
 
 def find(folder: Path) -> Callable[[], Any]:

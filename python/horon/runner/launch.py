@@ -1,8 +1,9 @@
-"""horonrun: horovodrun's options, as far as they mean something on one host."""
+"""horonrun: horovodrun's options, as far as they mean something."""
 
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,11 +12,14 @@ from typing import Any
 
 from horon._version import __version__
 from horon.runner import _child, _processes, _run
-from horon.runner._failures import failures_of
+from horon.runner._failures import Failure, exit_status, failures_of, texts_of
+from horon.runner._hosts import Share
+from horon.runner._ssh import Ssh
 
 _DESCRIPTION = """\
-Starts a command in several processes of this host, the ranks of a job, and ends all when one fails. For several hosts,
-start torchrun on each, or mpirun.
+Starts a command in several processes, the ranks of a job, and ends all when one fails. Other hosts than this one are
+reached by ssh without a password; they have Python and horon in the same place, and the ranks work in a folder of the
+same name.
 """
 _MIB = 1024 * 1024
 
@@ -41,7 +45,7 @@ _VARIABLES: Sequence[tuple[str, str, Callable[[str], str], str]] = (
         "until it is an error; 0: never",
     ),
     ("--gloo-timeout-seconds", "HOROVOD_GLOO_TIMEOUT_SECONDS", _whole, "how long ranks wait for each other"),
-    ("--network-interfaces", "HOROVOD_GLOO_IFACE", str, "without a meaning on one host"),
+    ("--network-interfaces", "HOROVOD_GLOO_IFACE", str, "those that connect the hosts; default: as ssh has come"),
     ("--network-interface", "HOROVOD_GLOO_IFACE", str, "the same, deprecated"),
     ("--cycle-time-ms", "HOROVOD_CYCLE_TIME", str, "without a meaning"),
     ("--cache-capacity", "HOROVOD_CACHE_CAPACITY", _whole, "without a meaning"),
@@ -56,14 +60,49 @@ _SWITCHES: Sequence[tuple[str, str, str]] = (
     ("--hierarchical-allreduce", "HOROVOD_HIERARCHICAL_ALLREDUCE", "without a meaning"),
     ("--hierarchical-allgather", "HOROVOD_HIERARCHICAL_ALLGATHER", "without a meaning"),
 )
+# Options that take back what one before them has set: (option, variable).
+_TAKEN_BACK: Sequence[tuple[str, str]] = (
+    ("--no-timeline-mark-cycles", "HOROVOD_TIMELINE_MARK_CYCLES"),
+    ("--stall-check", "HOROVOD_STALL_CHECK_DISABLE"),
+    ("--no-autotune", "HOROVOD_AUTOTUNE"),
+    ("--no-hierarchical-allreduce", "HOROVOD_HIERARCHICAL_ALLREDUCE"),
+    ("--no-hierarchical-allgather", "HOROVOD_HIERARCHICAL_ALLGATHER"),
+)
+# Options that nothing depends on here: without a value, and with one.
+_IDLE_SWITCHES: Sequence[str] = (
+    "--gloo",
+    "--disable-cache",
+    "--tcp",
+    "--torus-allreduce",
+    "--no-torus-allreduce",
+    "--mpi-threads-disable",
+    "--no-mpi-threads-disable",
+    "--log-with-timestamp",
+    "--log-without-timestamp",
+    "--log-hide-timestamp",
+    "--no-log-hide-timestamp",
+    "-prefix-timestamp",
+    "--prefix-output-with-timestamp",
+)
+_IDLE_OPTIONS: Sequence[str] = (
+    "--autotune-log-file",
+    "--autotune-warmup-samples",
+    "--autotune-steps-per-sample",
+    "--autotune-bayes-opt-max-samples",
+    "--autotune-gaussian-process-noise",
+)
 # Options of horovodrun that there is nothing for, by what they are called in horovod.run.
 _REFUSED: Sequence[tuple[tuple[str, ...], str, bool]] = (
     (("--host-discovery-script",), "host_discovery_script", False),
     (("--slots-per-host",), "slots", False),
     (("--reset-limit",), "reset_limit", False),
     (("--blacklist-cooldown-range",), "cooldown_range", False),
+    (("--elastic-timeout",), "elastic_timeout", False),
     (("--mpi",), "use_mpi", True),
     (("--mpi-args",), "mpi_args", False),
+    (("--jsrun",), "use_jsrun", True),
+    (("--binding-args",), "binding_args", False),
+    (("--config-file",), "config_file", False),
 )
 
 
@@ -76,6 +115,8 @@ class Plan:
     environment: Mapping[str, str]
     start_timeout: float | None
     is_verbose: bool
+    shares: Sequence[Share]
+    ssh: Ssh
 
 
 def plan(arguments: Sequence[str]) -> Plan:
@@ -87,13 +128,21 @@ def plan(arguments: Sequence[str]) -> Plan:
     try:
         _run.refuse({name: getattr(options, name) for _, name, _ in _REFUSED})
         _run.check_counts(options.num_proc, options.min_num_proc, options.max_num_proc)
-        _run.check_where(options.num_proc, options.hosts, options.hostfile)
+        shares = _run.shares_of(options.num_proc, options.hosts, options.hostfile)
     except (OSError, ValueError) as error:
         parser.error(str(error).removeprefix("horon: "))
     environment = dict(options.environment or ())
     if options.output_filename is not None:
         environment[_child.OUTPUT_VARIABLE] = str(Path(options.output_filename).resolve())
-    return Plan(options.num_proc, options.command, environment, options.start_timeout, options.verbose)
+    return Plan(
+        options.num_proc,
+        options.command,
+        environment,
+        options.start_timeout,
+        options.verbose,
+        shares,
+        Ssh(options.ssh_port, options.ssh_identity_file),
+    )
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -104,9 +153,9 @@ def _parser() -> argparse.ArgumentParser:
     add("-v", "--version", action="version", version=__version__)
     add("-np", "--num-proc", dest="num_proc", type=int, required=True, metavar="N", help="number of processes")
     add("-cb", "--check-build", action=_CheckBuild, nargs=0, help="say what this build has, and end")
-    add("-H", "--hosts", metavar="HOST:SLOTS,...", help="this host's name and slots; others: says how to start there")
+    add("-H", "--hosts", metavar="HOST:SLOTS,...", help="hosts and their slots, filled in this order")
     add("-hostfile", "--hostfile", metavar="FILE", help="the same, lines of: host slots=4")
-    add("--output-filename", metavar="FOLDER", help="rank 3 of 16 writes to FOLDER/rank.03/stdout and stderr")
+    add("--output-filename", metavar="FOLDER", help="rank 3 of 16 writes to FOLDER/rank.03/stdout, on its host")
     add("--start-timeout", type=float, metavar="SECONDS", help="until all processes have to have been started")
     add("--min-np", "--min-num-proc", dest="min_num_proc", type=int, metavar="N", help="at most -np")
     add("--max-np", "--max-num-proc", dest="max_num_proc", type=int, metavar="N", help="at least -np")
@@ -118,10 +167,14 @@ def _parser() -> argparse.ArgumentParser:
     for names, name, is_switch in _REFUSED:
         action: dict[str, Any] = {"action": "store_true"} if is_switch else {"metavar": "X"}
         add(*names, dest=name, default=None, help=argparse.SUPPRESS, **action)
-    for option in ("--gloo", "--disable-cache", "--tcp"):
+    for option, variable in _TAKEN_BACK:
+        add(option, action=_NoVariable, variable=variable, nargs=0, dest="environment", help=argparse.SUPPRESS)
+    for option in _IDLE_SWITCHES:
         add(option, action="store_true", help=argparse.SUPPRESS)
-    for options in (("-p", "--ssh-port"), ("-i", "--ssh-identity-file")):
-        add(*options, help=argparse.SUPPRESS)
+    for option in _IDLE_OPTIONS:
+        add(option, metavar="X", help=argparse.SUPPRESS)
+    add("-p", "--ssh-port", type=int, metavar="PORT", help="as in ssh -p")
+    add("-i", "--ssh-identity-file", metavar="FILE", help="as in ssh -i")
     add("command", nargs=argparse.REMAINDER, help="what to start")
     return parser
 
@@ -140,6 +193,18 @@ class _Variable(argparse.Action):
         except ValueError:
             parser.error(f"argument {option_string}: expected a whole number, got {values!r}")
         namespace.environment = {**(namespace.environment or {}), self._variable: value}
+
+
+class _NoVariable(argparse.Action):
+    """Takes a variable of the ranks' environment back."""
+
+    def __init__(self, *args: Any, variable: str, **more: Any) -> None:
+        super().__init__(*args, **more)
+        self._variable = variable
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        given = namespace.environment or {}
+        namespace.environment = {name: value for name, value in given.items() if name != self._variable}
 
 
 class _CheckBuild(argparse.Action):
@@ -178,25 +243,51 @@ def build_text() -> str:
 def run_commandline(arguments: Sequence[str] | None = None) -> int:
     """Starts what the command line asks for; returns the exit status: that of the first rank that failed, or 0."""
     job = plan(sys.argv[1:] if arguments is None else arguments)
+    command = [sys.executable, "-m", "horon.runner._child", *job.command]
+    return _start_here(job, command) if _run.are_all_here(job.shares) else _start_on_hosts(job, command)
+
+
+def _start_here(job: Plan, command: Sequence[str]) -> int:
     # It imports torch.
     from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-    command = [sys.executable, "-m", "horon.runner._child", *job.command]
     if job.is_verbose:
         variables = [f"{name}={value}" for name, value in job.environment.items()]
         print("horonrun:", *variables, *command, f"(in {job.num_proc} processes)", file=sys.stderr, flush=True)
     try:
         _processes.start_and_wait(job.num_proc, command, job.environment, job.start_timeout)
     except ChildFailedError as error:
-        failures = failures_of(error)
-        texts = ", ".join(str(failure) for failure in failures)
-        others = "; the others were ended" if len(failures) < job.num_proc else ""
-        print(f"horonrun: {texts}{others}", file=sys.stderr, flush=True)
-        return 128 - failures[0].status if failures[0].status < 0 else failures[0].status
-    except SignalException as signal:
-        return 128 + signal.sigval
+        return _tell(failures_of(error), job.num_proc)
+    except SignalException as told:
+        return 128 + told.sigval
     return 0
+
+
+def _start_on_hosts(job: Plan, command: Sequence[str]) -> int:
+    from horon.runner import _fleet
+
+    def exit_for(number: int, _: Any) -> None:
+        sys.exit(128 + number)
+
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, exit_for)
+    order = _fleet.Job(command, job.environment, job.start_timeout, job.is_verbose)
+    try:
+        _fleet.run_on_hosts(job.shares, order, job.ssh, sys.executable)
+    except _fleet.FleetError as error:
+        if error.failures:
+            return _tell(error.failures, job.num_proc)
+        print(f"horonrun: {error}", file=sys.stderr, flush=True)
+        return 1
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    return 0
+
+
+def _tell(failures: Sequence[Failure], num_proc: int) -> int:
+    print(f"horonrun: {texts_of(failures, num_proc)}", file=sys.stderr, flush=True)
+    return exit_status(failures)
 
 
 if __name__ == "__main__":

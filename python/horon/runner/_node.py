@@ -1,0 +1,210 @@
+"""What horonrun starts on each of several hosts: says how the host is reached, gets its order, and starts its ranks.
+
+python -m horon.runner._node
+
+The order is the first line of its input. After it come ``end <signal>`` or the end of the input, when whoever has
+started it is gone: then it ends its ranks. What it has to say are reports in its output (_reports.py), whose rest is
+its ranks'.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import signal
+import socket
+import sys
+import tempfile
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil  # type: ignore[import-untyped,unused-ignore]
+
+from horon.runner import _child, _processes, _reports
+from horon.runner._failures import failures_of
+
+
+@dataclass(frozen=True)
+class Hello:
+    """How a host is reached.
+
+    Attributes:
+        client: The address of the host that has started this, as seen from here; empty: they are the same.
+        server: The address by which that one has reached this host; empty as well.
+        port: One that was free.
+    """
+
+    client: str
+    server: str
+    port: int
+
+
+@dataclass(frozen=True)
+class Order:
+    """What is to be started on a host.
+
+    Attributes:
+        ranks_per_host: Of all hosts.
+        number: This host's place among them.
+        master_address, master_port: Where the first host's store is, as seen from here.
+        own_address: By which other hosts reach this one; empty: not known.
+        folder: Where the ranks work.
+        environment: Variables of the ranks.
+        command: What they are.
+        task: For horon.run, whose `command` ends with the folder that holds it; in base64. None: no task.
+        start_timeout: Seconds until all hosts have come.
+    """
+
+    ranks_per_host: Sequence[int]
+    number: int
+    master_address: str
+    master_port: int
+    own_address: str
+    folder: str
+    environment: Mapping[str, str]
+    command: Sequence[str]
+    task: str | None
+    start_timeout: float | None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How it went.
+
+    Attributes:
+        failures: Arguments of Failure.
+        problem: Why nothing was started, or nothing.
+        results: What a task's ranks returned, by rank, pickled and in base64.
+    """
+
+    failures: Sequence[Mapping[str, Any]] = ()
+    problem: str = ""
+    results: Mapping[str, str] = field(default_factory=dict)
+
+
+def hello(environment: Mapping[str, str]) -> Hello:
+    """What the variables of an ssh session say."""
+    client, _, server, _ = environment.get("SSH_CONNECTION", "   ").split(" ", 3)
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return Hello(client, server, probe.getsockname()[1])
+
+
+def interface_of(address: str, interfaces: Mapping[str, Sequence[str]]) -> str | None:
+    """Returns which interface has an address, if one has it."""
+    plain = address.partition("%")[0]
+    return next((name for name, theirs in interfaces.items() if plain in (a.partition("%")[0] for a in theirs)), None)
+
+
+def _interfaces() -> dict[str, list[str]]:
+    return {name: [one.address for one in found] for name, found in psutil.net_if_addrs().items()}
+
+
+def variables_of(order: Order, interfaces: Mapping[str, Sequence[str]]) -> dict[str, str]:
+    """Returns the variables of a host's ranks.
+
+    Gloo listens at the address that the host's name has, which is a loopback address on many hosts: it gets the
+    interface through which the other hosts come, unless one was chosen.
+    """
+    chosen = order.environment.get("HOROVOD_GLOO_IFACE") or interface_of(order.own_address, interfaces)
+    interface = {"GLOO_SOCKET_IFNAME": chosen} if chosen else {}
+    counts = ",".join(map(str, order.ranks_per_host))
+    return {
+        "PYTHONUNBUFFERED": "1",  # a pipe is no terminal, and what ranks print would come at their end
+        **interface,
+        **order.environment,
+        _child.RANKS_PER_HOST_VARIABLE: counts,
+    }
+
+
+def _carry_out(order: Order) -> Outcome:
+    from torch.distributed.elastic.multiprocessing import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+    from horon.runner import _task
+
+    number = order.number
+    first, n_ranks = sum(order.ranks_per_host[:number]), order.ranks_per_host[number]
+    place = _processes.Place(number, len(order.ranks_per_host), order.master_address, order.master_port)
+    with tempfile.TemporaryDirectory(prefix="horon-run-") as name:
+        command = list(order.command)
+        if order.task is not None:
+            _task.leave(Path(name), base64.b64decode(order.task))
+            command.append(name)
+        try:
+            _processes.start_and_wait(n_ranks, command, variables_of(order, _interfaces()), order.start_timeout, place)
+        except ChildFailedError as error:
+            return Outcome([asdict(failure) for failure in failures_of(error)])
+        except SignalException:
+            return Outcome()
+        if order.task is None:
+            return Outcome()
+        ranks = range(first, first + n_ranks)
+        found = {str(rank): _task.result_of(Path(name), rank).read_bytes() for rank in ranks}
+    return Outcome(results={rank: base64.b64encode(result).decode() for rank, result in found.items()})
+
+
+class _Orders:
+    """Lines from a descriptor. Not a file object: a thread that waits for one at exit would hold its lock."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._rest = b""
+
+    def next(self) -> bytes:
+        """Blocks until there is one. Nothing: whoever gives them is gone."""
+        pieces = [self._rest]
+        while b"\n" not in pieces[-1]:
+            piece = os.read(self._descriptor, 1 << 20)
+            if not piece:
+                return b""
+            pieces.append(piece)
+        line, _, self._rest = b"".join(pieces).partition(b"\n")
+        return line + b"\n"
+
+
+def _end_when_told(orders: _Orders) -> None:
+    line = orders.next()
+    os.kill(os.getpid(), int(line.split()[1]) if line.startswith(b"end ") else signal.SIGTERM)
+
+
+def main() -> None:
+    """Exits with 0 whenever it could say how it went."""
+    # What ranks read and print are not ours.
+    orders = _Orders(os.dup(0))
+    reports = os.fdopen(os.dup(1), "wb", buffering=0)
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+
+    def report(kind: str, value: Any) -> None:
+        data = memoryview(_reports.encode({kind: asdict(value)}))
+        while data:
+            data = data[reports.write(data) :]
+
+    report("hello", hello(os.environ))
+    line = orders.next()
+    if not line or line.startswith(b"end "):  # another host can not be had
+        return
+    order = Order(**json.loads(line))
+    threading.Thread(target=_end_when_told, args=(orders,), daemon=True).start()
+    try:
+        os.chdir(order.folder)
+    except OSError as error:
+        print(f"horonrun: {order.folder} on {socket.gethostname()}: {error.strerror}; ranks there work in "
+              f"{os.getcwd()}", file=sys.stderr, flush=True)  # fmt: skip
+    try:
+        outcome = _carry_out(order)
+    except Exception as error:
+        outcome = Outcome(problem=f"{type(error).__name__}: {error}")
+    for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):  # there is nothing left to end
+        signal.signal(signum, signal.SIG_IGN)
+    report("outcome", outcome)
+
+
+if __name__ == "__main__":
+    main()

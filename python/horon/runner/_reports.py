@@ -1,0 +1,55 @@
+"""What a host's launcher tells the one that started it, in between what its ranks print. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+# Begins a report, which ends with its line. No program prints a record separator by accident, and a login shell that
+# greets everybody does not either.
+_MARK = b"\x1ehoron:"
+
+
+def encode(report: Mapping[str, Any]) -> bytes:
+    """A report as a line. It may come in the middle of another line, whose rest then comes after it."""
+    return _MARK + json.dumps(report).encode() + b"\n"
+
+
+class Splitter:
+    """Tells reports from what else comes through the same pipe, which is passed on at once."""
+
+    def __init__(self) -> None:
+        self._rest = bytearray()  # the beginning of a report, or of its mark
+        self._n_seen = 0  # of its bytes, which have no end of a line
+
+    def feed(self, data: bytes) -> tuple[bytes, list[dict[str, Any]]]:
+        """Returns what else has come, and the reports that are complete."""
+        rest, passed = self._rest, bytearray()
+        reports: list[dict[str, Any]] = []
+        rest += data
+        while (begin := rest.find(_MARK)) >= 0:
+            end = rest.find(b"\n", max(begin, self._n_seen))
+            passed += rest[:begin]
+            if end < 0:
+                del rest[:begin]
+                self._n_seen = len(rest)
+                return bytes(passed), reports
+            reports.append(json.loads(rest[begin + len(_MARK) : end]))
+            del rest[: end + 1]
+            self._n_seen = 0
+        n_passed = len(rest) - _length_of_beginning(rest)
+        passed += rest[:n_passed]
+        del rest[:n_passed]
+        return bytes(passed), reports
+
+    def rest(self) -> bytes:
+        """What came last and is no report, at the end."""
+        rest = bytes(self._rest)
+        self._rest.clear()
+        return rest
+
+
+def _length_of_beginning(data: bytearray) -> int:
+    """How many bytes at the end may be the beginning of a mark."""
+    return next((n for n in range(len(_MARK) - 1, 0, -1) if data.endswith(_MARK[:n])), 0)
