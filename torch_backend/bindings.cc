@@ -19,6 +19,7 @@
 #include "operators.h"
 #include "process_arena.h"
 #include "reduce/reduce.h"
+#include "roll_call.h"
 #include "without_gil.h"
 
 namespace py = pybind11;
@@ -141,6 +142,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
         }
       },
       py::arg("global_ranks"), py::arg("what"), NoGil());
+  module.def("call_roll", &call_roll, py::arg("store"), py::arg("rank"), py::arg("size"),
+             py::arg("timeout"), NoGil());
   module.def("active_instruction_set", &horon::active_instruction_set);
 
   module.def(

@@ -121,23 +121,46 @@ class Rendezvous {
         arenas_(arenas) {}
 
   std::unique_ptr<SharedGroup> run() {
-    const std::int64_t generation = store_.add(concat("horon/generation/", identity_.rank), 1);
-    prefix_ = concat("horon/", generation, '/');
-    try {
+    const std::int64_t generation = begin();
+    std::unique_ptr<SharedGroup> group;
+    telling_of_errors([&] {
       exchange_records(generation);
       if (!same_host()) {
         check_given_up();
         tell_apart();
-        return nullptr;
+        return;
       }
       watch_others();
       std::string failure;
-      std::unique_ptr<SharedGroup> group = lead_or_join(&failure);
+      group = lead_or_join(&failure);
       if (!failure.empty()) {
         // Who has connected, and was not accepted yet, would wait for an answer until the deadline.
         listener_.reset();
       }
-      return agree(failure, group.get()) ? std::move(group) : nullptr;
+      if (!agree(failure, group.get())) {
+        group.reset();
+      }
+    });
+    return group;
+  }
+
+  std::int64_t call_roll() {
+    const std::int64_t generation = begin();
+    telling_of_errors([&] { exchange_records(generation); });
+    return generation;
+  }
+
+ private:
+  std::int64_t begin() {
+    const std::int64_t generation = store_.add(concat("horon/generation/", identity_.rank), 1);
+    prefix_ = concat("horon/", generation, '/');
+    return generation;
+  }
+
+  template <typename Call>
+  void telling_of_errors(const Call& call) {
+    try {
+      call();
     } catch (const PeerLostError& error) {  // maybe another rank's verdict, which all repeat
       give_up(error.what());
       throw;
@@ -154,7 +177,6 @@ class Rendezvous {
     }
   }
 
- private:
   std::unique_ptr<SharedGroup> lead_or_join(std::string* failure) {
     try {
       return identity_.rank == 0 ? lead() : join();
@@ -744,6 +766,11 @@ std::unique_ptr<SharedGroup> rendezvous(Store& store, const GroupIdentity& ident
                                         const Options& options, const Deadline& deadline,
                                         const ArenaAccess& arenas) {
   return Rendezvous(store, identity, options, deadline, arenas).run();
+}
+
+std::int64_t call_roll(Store& store, const GroupIdentity& identity, const Options& options,
+                       const Deadline& deadline) {
+  return Rendezvous(store, identity, options, deadline, {}).call_roll();
 }
 
 }  // namespace horon

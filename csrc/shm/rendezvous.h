@@ -18,6 +18,7 @@
 //    not be agreed here.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <vector>
 
@@ -56,5 +57,11 @@ struct ArenaAccess {
 std::unique_ptr<SharedGroup> rendezvous(Store& store, const GroupIdentity& identity,
                                         const Options& options, const Deadline& deadline,
                                         const ArenaAccess& arenas = {});
+
+// Steps 1 and 2 alone, for who begins several things on one store that must not meet those of an
+// earlier beginning. Returns the generation, under which all ranks then find each other's things.
+// Throws TimeoutError, UsageError (two processes with one rank, settings differ), Error.
+std::int64_t call_roll(Store& store, const GroupIdentity& identity, const Options& options,
+                       const Deadline& deadline);
 
 }  // namespace horon

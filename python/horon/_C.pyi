@@ -285,6 +285,14 @@ def check_alive(global_ranks: list[int], what: str) -> None:
         global_ranks: Ranks of the default group.
     """
 
+def call_roll(store: Any, rank: int, size: int, timeout: timedelta) -> int:
+    """Waits until all ranks have come, and returns the number of this start, which all count alike.
+
+    Raises:
+        ValueError: Two processes have one rank, or ranks have different settings or builds.
+        DistBackendError: A rank did not come within `timeout`; names it.
+    """
+
 def active_instruction_set() -> str: ...
 def has_gpu_parts() -> bool:
     """Whether this build carries CUDA tensors. Where it does not, the two functions below do not exist."""

@@ -185,6 +185,30 @@ def test_horovod_variables(script: Path) -> None:
     assert _run(commands, script.parent) == [[0, 2, 0, 1, 0, 2], [1, 2, 0, 1, 1, 2]]
 
 
+def test_two_processes_with_one_rank(script: Path) -> None:
+    """Ranks 0, 1 and 1 again of three: all are told at once, not at the timeout, and of both processes."""
+    shared = {"HOROVOD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, str(script)],
+            env=_environment(HOROVOD_RANK=rank, HORON_TIMEOUT_SECONDS="100", **shared),
+            cwd=script.parent,
+            text=True,
+            stderr=subprocess.PIPE,
+        )
+        for rank in ("0", "1", "1")
+    ]
+    try:
+        texts = [process.communicate(timeout=60)[1] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    for process, text in zip(processes, texts, strict=True):
+        assert process.returncode == 1
+        assert "rank 1 has come twice to the group of 3 ranks: as process" in text, text
+        assert all(str(twin.pid) in text for twin in processes[1:]), text
+
+
 def test_before_init() -> None:
     import horon.torch as hvd
 

@@ -250,11 +250,14 @@ class Context:
         launch = find_launch(os.environ)
         store, launch = self._meet(launch, comm, process_sets, timeout)
         # Counted in the store, by each rank for itself: a restarted or reused process may have been part of others.
-        generation = store.add(f"horon/generation/{launch.rank}", 1)
+        if dist.is_initialized():
+            generation = store.add(f"horon/generation/{launch.rank}", 1)
+        else:
+            _register.registrar()
+            generation = _C.call_roll(store, launch.rank, launch.size, timeout)
         made_group = engine = None
         try:
             if not dist.is_initialized():
-                _register.registrar()
                 group_store = dist.PrefixStore(f"horon/default/{generation}", store)
                 dist.init_process_group(
                     "horon", store=group_store, rank=launch.rank, world_size=launch.size, timeout=timeout
