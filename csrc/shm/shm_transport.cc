@@ -29,10 +29,10 @@ ShmTransport::ShmTransport(Segment* segment, const Peers* peers, const GroupAren
       claims_(segment, &board_),
       ring_(segment->layout().buffer_bytes()) {}
 
-// Runs `operation`, whose errors but a mismatch end the group.
+// Runs `operation`, the one with that number, whose errors but a mismatch end the group.
 template <typename Operation>
-void ShmTransport::run_guarded(const Request& request, const WaitContext& context,
-                               const Operation& operation) {
+void ShmTransport::run_guarded(const Request& request, std::uint64_t number,
+                               const WaitContext& context, const Operation& operation) {
   if (!ended_.empty()) {
     throw GroupError(concat(name(request.kind), ": the group has ended: ", ended_));
   }
@@ -42,17 +42,16 @@ void ShmTransport::run_guarded(const Request& request, const WaitContext& contex
     throw;  // agreed on by all ranks: the group goes on
   } catch (const TimeoutError& error) {
     if (request.kind == OpKind::kMonitoredBarrier && rank_ == 0) {
-      end_group(request,
+      end_group(request, number,
                 monitored_barrier_timeout_text(board_.missing_ranks(), request.monitor_all_ranks,
                                                context.deadline.timeout()));
     }
-    end_group(request, error.what());
+    end_group(request, number, error.what());
   } catch (const GroupError& error) {
-    end_group(request, error.what());
+    end_group(request, number, error.what());
   } catch (...) {  // check_interrupt's own exception: passed on as it is
     quarantine(request);
-    ended_ = concat("rank ", rank_, " was interrupted in ", name(request.kind), " #",
-                    deposits_.current());
+    ended_ = concat("rank ", rank_, " was interrupted in ", name(request.kind), " #", number);
     segment_->poison(deposits_.current(), ended_);
     throw;
   }
@@ -63,7 +62,7 @@ void ShmTransport::run(const Request& request, const WaitContext& context) {
 }
 
 void ShmTransport::carry_out(const Request& request, const WaitContext& context, bool may_leave) {
-  run_guarded(request, context, [&] {
+  run_guarded(request, deposits_.current(), context, [&] {
     if (!std::exchange(has_arrived_, false)) {
       deposits_.await_room(context);
       arrive(request);
@@ -87,7 +86,8 @@ void ShmTransport::await_left(const WaitContext& context) {
   left.swap(left_);
   if (left) {
     shows_arena_ = true;
-    run_guarded(*left, context, [&] { board_.await_all(Counter::kStep, left_step_, context); });
+    run_guarded(*left, deposits_.current() - 1, context,
+                [&] { board_.await_all(Counter::kStep, left_step_, context); });
   }
 }
 
@@ -170,7 +170,7 @@ bool ShmTransport::await_start() {
 void ShmTransport::complete(const Request& request, const WaitContext& context) {
   pending_writes_.pop();
   shows_arena_ = false;
-  run_guarded(request, context, [&] { complete_current(request, context); });
+  run_guarded(request, deposits_.current(), context, [&] { complete_current(request, context); });
 }
 
 std::uint64_t ShmTransport::arena_offset(const Request& request) const {
@@ -190,10 +190,11 @@ void ShmTransport::quarantine(const Request& request) {
   }
 }
 
-void ShmTransport::end_group(const Request& request, const std::string& reason) {
+void ShmTransport::end_group(const Request& request, std::uint64_t number,
+                             const std::string& reason) {
   quarantine(request);
-  const std::string where = concat(name(request.kind), " #", deposits_.current(), " on rank ",
-                                   rank_, " (", describe(request, n_ranks_), ")");
+  const std::string where = concat(name(request.kind), " #", number, " on rank ", rank_, " (",
+                                   describe(request, n_ranks_), ")");
   ended_ = segment_->is_poisoned() ? reason : concat(where, ": ", reason);
   segment_->poison(deposits_.current(), ended_);
   if (request.kind == OpKind::kMonitoredBarrier && rank_ != 0) {

@@ -45,7 +45,8 @@ class ShmTransport final : public Transport {
 
  private:
   template <typename Operation>
-  void run_guarded(const Request& request, const WaitContext& context, const Operation& operation);
+  void run_guarded(const Request& request, std::uint64_t number, const WaitContext& context,
+                   const Operation& operation);
   // Shows the others what this rank brings to the next operation. Requires room.
   void arrive(const Request& request);
   // With `may_leave` a reduction in the arenas is over with this rank's part of it, in left_.
@@ -54,7 +55,8 @@ class ShmTransport final : public Transport {
   void step(const WaitContext& context);
   const std::vector<HeaderView>& headers() const { return deposits_.headers(); }
   bool all_inline() const;
-  [[noreturn]] void end_group(const Request& request, const std::string& reason);
+  [[noreturn]] void end_group(const Request& request, std::uint64_t number,
+                              const std::string& reason);
   // Where in this process's arena the data of an operation lies, for its header.
   std::uint64_t arena_offset(const Request& request) const;
   void quarantine(const Request& request);

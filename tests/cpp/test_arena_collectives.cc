@@ -331,6 +331,7 @@ TEST_CASE("arena: what was left to a rank that never does its part is quarantine
       const auto error = error_of([&] { leaves.await_left(patient_context()); });
       REQUIRE(threw<GroupError>(error));
       REQUIRE(contains(text_of(error), "enough"));
+      REQUIRE(contains(text_of(error), "#0 on rank 0"));  // not of what would come next
     }
     leaves.let_go_left();  // the engine calls it in either case
     REQUIRE(access[0].own->statistics().quarantined_bytes == 40960);
