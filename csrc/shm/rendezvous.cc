@@ -121,10 +121,10 @@ class Rendezvous {
         arenas_(arenas) {}
 
   std::unique_ptr<SharedGroup> run() {
-    const std::int64_t generation = begin();
+    begin();
     std::unique_ptr<SharedGroup> group;
     telling_of_errors([&] {
-      exchange_records(generation);
+      exchange_records();
       if (!same_host()) {
         check_given_up();
         tell_apart();
@@ -145,17 +145,18 @@ class Rendezvous {
   }
 
   std::int64_t call_roll() {
-    const std::int64_t generation = begin();
-    telling_of_errors([&] { exchange_records(generation); });
-    return generation;
+    begin();
+    telling_of_errors([&] { exchange_records(); });
+    return generation_;
   }
 
  private:
-  std::int64_t begin() {
-    const std::int64_t generation = store_.add(concat("horon/generation/", identity_.rank), 1);
-    prefix_ = concat("horon/", generation, '/');
-    return generation;
+  void begin() {
+    generation_ = store_.add(generation_key(identity_.rank), 1);
+    prefix_ = concat("horon/", generation_, '/');
   }
+
+  static std::string generation_key(int rank) { return concat("horon/generation/", rank); }
 
   template <typename Call>
   void telling_of_errors(const Call& call) {
@@ -227,7 +228,7 @@ class Rendezvous {
     }
   }
 
-  void exchange_records(std::int64_t generation) {
+  void exchange_records() {
     Record own;
     own.host = own_host(options_);
     own.settings = concat("version=", kProtocolVersion, " words=", sizeof(RankWords),
@@ -248,7 +249,7 @@ class Rendezvous {
         own.socket_name = name;
       }
     }
-    look_for_twin(own, generation);
+    look_for_twin(own);
     store_.set(key("member", identity_.rank), own.encode());
     for (int rank = 0; rank < identity_.n_ranks; ++rank) {
       records_.push_back(rank == identity_.rank ? own : record_of(rank));
@@ -266,13 +267,13 @@ class Rendezvous {
 
   // Two processes with one rank count as two generations of it, and both would wait: the first for
   // the rank that the second should be, the second for everybody.
-  void look_for_twin(const Record& own, std::int64_t generation) {
+  void look_for_twin(const Record& own) {
     const std::string own_key = concat("member/", identity_.rank);
     std::string before;
     std::optional<std::string> text;
     // A second process that was refused has left no record; a third one sees the first's.
-    for (std::int64_t back = 1; !text && back < generation && back <= kMostTwins; ++back) {
-      before = concat("horon/", generation - back, '/');
+    for (std::int64_t back = 1; !text && back < generation_ && back <= kMostTwins; ++back) {
+      before = concat("horon/", generation_ - back, '/');
       text = if_there(before + own_key);
     }
     if (!text) {
@@ -727,8 +728,23 @@ class Rendezvous {
       throw TimeoutError(concat("Timed out waiting ", deadline_.timeout().count(), "ms for ", whom,
                                 " to join the group of ", identity_.n_ranks,
                                 " ranks. Is it running, and does it create the same groups in the ",
-                                "same order?", twin_));
+                                "same order?", twin_.empty() ? often_text() : twin_));
     }
+  }
+
+  // Of ranks that have come more often than this one, on whatever host.
+  std::string often_text() {
+    std::vector<int> often;
+    const Deadline patience = Deadline::after(kAnswerPatience);
+    for (int rank = 0; rank < identity_.n_ranks && !patience.has_passed(); ++rank) {
+      if (store_.add(generation_key(rank), 0) > generation_) {
+        often.push_back(rank);
+      }
+    }
+    return often.empty()
+               ? ""
+               : concat(" Another process has come as ", name_ranks(often, identity_.global_ranks),
+                        ", too: was it started again, or do two processes have one RANK?");
   }
 
   // The ranks from `first` on that have not left this in the store. The first may be waiting for
@@ -752,6 +768,7 @@ class Rendezvous {
   const ArenaAccess& arenas_;
   const bool may_move_ = may_move_threads_from_environment();
   const std::chrono::microseconds linger_time_ = linger_time_from_environment();
+  std::int64_t generation_ = 0;
   std::string prefix_;
   std::string twin_;  // what a timeout has to say of another process with this rank
   UniqueFd listener_;

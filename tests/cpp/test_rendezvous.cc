@@ -240,6 +240,43 @@ TEST_CASE("all ranks that have not come are named, not the first alone") {
   }
 }
 
+TEST_CASE("a timeout says as which rank another process has come, on whatever host") {
+  MemoryStore store;
+  const Errors errors = run_ranks(4, [&](int rank) {
+    if (rank == 0 || rank == 1) {
+      rendezvous(store, identity_of(rank, 3), small_options(), after_the_others_came());
+    } else if (rank == 3) {  // in the place of rank 2
+      (void)store.get("horon/1/member/1", patient());
+      store.add("horon/generation/1", 1);
+    }
+  });
+  for (const int rank : {0, 1}) {
+    const std::exception_ptr& error = errors[static_cast<std::size_t>(rank)];
+    INFO("rank " << rank << ": " << text_of(error));
+    REQUIRE(threw<TimeoutError>(error));
+    REQUIRE(contains(text_of(error), "for rank 2 to join"));
+    REQUIRE(contains(text_of(error), "Another process has come as rank 1, too"));
+  }
+}
+
+TEST_CASE("the roll is called: all have come, and the number of the start is the same for all") {
+  MemoryStore store;
+  for (const std::int64_t start : {1, 2}) {
+    const Errors errors = run_ranks(3, [&](int rank) {
+      const std::int64_t found = call_roll(store, identity_of(rank, 3), small_options(), patient());
+      expect(found == start, "start ", found);
+    });
+    require_no_errors(errors);
+  }
+  const Errors errors = run_ranks(2, [&](int rank) {
+    (void)call_roll(store, identity_of(rank, 3), small_options(), after_the_others_came());
+  });
+  for (const std::exception_ptr& error : errors) {
+    REQUIRE(threw<TimeoutError>(error));
+    REQUIRE(contains(text_of(error), "for rank 2 to join"));
+  }
+}
+
 TEST_CASE("a missing rank is named by everybody who waits for it") {
   const std::vector<Errors> errors_by_missing = at_once(3, [](int missing) {
     MemoryStore store;
