@@ -30,6 +30,7 @@ def test_hosts() -> None:
     from horon.runner._hosts import Host, parse_hostfile, parse_hosts
 
     assert parse_hosts("a:2, b:4,c") == [Host("a", 2), Host("b", 4), Host("c", 1)]
+    assert parse_hosts("[fe80::1%eth0]:2,[::1]:1") == [Host("fe80::1%eth0", 2), Host("::1", 1)]
     assert parse_hostfile("# ours\na slots=2\n\nb:3  # theirs\nc\n") == [Host("a", 2), Host("b", 3), Host("c", 1)]
 
 

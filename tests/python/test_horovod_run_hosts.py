@@ -374,6 +374,18 @@ def test_hosts_that_can_not_be_had(
     assert "6.0" not in out
 
 
+def test_hosts_that_do_not_find_the_first_one(
+    tmp_path: Path, path_with_ssh: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MASTER_ADDR", "192.0.2.1")  # nobody has it
+    monkeypatch.setenv("MASTER_PORT", "29513")
+    process = _start(tmp_path, path_with_ssh, "localhost:1,near:1", options=("--start-timeout", "3"))
+    _, err = _finish(process)
+    assert process.returncode == 1
+    whoever_gives_up_first = ("It is to be at 192.0.2.1:29513;", "Others did not come to port 29513 here;")
+    assert any(f"{text} MASTER_ADDR and MASTER_PORT choose another" in err for text in whoever_gives_up_first), err
+
+
 def test_output_goes_to_files_of_each_host(tmp_path: Path, path_with_ssh: str) -> None:
     process = _start(tmp_path, path_with_ssh, "localhost:1,near:1", options=("--output-filename", "out", "--verbose"))
     out, err = _finish(process)

@@ -52,7 +52,8 @@ def _host(name: str, slots: str, entry: str) -> Host:
     # A name with a hyphen in front would be an option of ssh.
     if not name or name.startswith("-") or not slots.isdigit() or int(slots) == 0:
         raise ValueError(f"horon: hosts: expected <name>:<number of processes>, got {entry!r}.")
-    return Host(name, int(slots))
+    is_bracketed = name.startswith("[") and name.endswith("]")  # an IPv6 address
+    return Host(name[1:-1] if is_bracketed else name, int(slots))
 
 
 @dataclass(frozen=True)

@@ -148,6 +148,18 @@ def _carry_out(order: Order) -> Outcome:
     return Outcome(results={rank: base64.b64encode(result).decode() for rank, result in found.items()})
 
 
+def _problem_text(error: Exception, order: Order) -> str:
+    from torch.distributed import DistError
+
+    text = f"{type(error).__name__}: {error}"
+    if isinstance(error, DistError):  # raised where the agents of all hosts meet
+        where = f"{order.master_address}:{order.master_port}"
+        nobody_came = f" Others did not come to port {order.master_port} here"
+        text += nobody_came if order.number == 0 else f" It is to be at {where}"
+        text += "; MASTER_ADDR and MASTER_PORT choose another address of the first host."
+    return text
+
+
 class _Orders:
     """Lines from a descriptor. Not a file object: a thread that waits for one at exit would hold its lock."""
 
@@ -200,7 +212,7 @@ def main() -> None:
     try:
         outcome = _carry_out(order)
     except Exception as error:
-        outcome = Outcome(problem=f"{type(error).__name__}: {error}")
+        outcome = Outcome(problem=_problem_text(error, order))
     for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):  # there is nothing left to end
         signal.signal(signum, signal.SIG_IGN)
     report("outcome", outcome)

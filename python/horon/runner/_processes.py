@@ -11,6 +11,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+# How long hosts that have answered may take to import torch and to find the first one. torch has ten minutes.
+_MEETING_TIMEOUT_S = 120
+
 
 @dataclass(frozen=True)
 class Place:
@@ -102,7 +105,7 @@ def _meeting(place: Place | None, configuration: dict[str, Any]) -> dict[str, An
         "run_id": "horonrun",  # the store is this job's
         "rdzv_backend": "static",
         "rdzv_endpoint": f"{address}:{place.master_port}",
-        "rdzv_configs": {**configuration, "rank": place.number},
+        "rdzv_configs": {"timeout": _MEETING_TIMEOUT_S, **configuration, "rank": place.number},
     }
 
 
