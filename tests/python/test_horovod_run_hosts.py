@@ -78,6 +78,8 @@ def test_reports_come_in_any_pieces(n_bytes: int) -> None:
 def test_what_is_no_report_is_passed_on_at_once() -> None:
     from horon.runner._reports import Splitter
 
+    for line in (b"\x1ehoron: by chance\n", b"\x1ehoron:[1]\n", b"\x1ehoron:\xff\n"):
+        assert Splitter().feed(line) == (line, [])
     assert Splitter().feed(b"epoch 3: ") == (b"epoch 3: ", [])
 
 

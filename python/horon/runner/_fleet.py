@@ -28,6 +28,8 @@ _END_PATIENCE_S = 40.0
 # How long a host's launcher may take to exit after it has said how it went.
 _EXIT_PATIENCE_S = 5.0
 _PIECE = 1 << 16
+# What Python may need to start on another host; the rest comes with the order.
+_FOR_PYTHON = ("PYTHONPATH", "LD_LIBRARY_PATH")
 
 
 class FleetError(RuntimeError):
@@ -95,6 +97,7 @@ class _Node:
                 for kind, value in report.items():
                     self._events.put(_Event(self._number, kind, value))
         _write(sys.stdout, splitter.rest())
+        pipe.close()
         self._errors.join()
         self._events.put(_Event(self._number, "exit", self._process.wait()))
 
@@ -117,6 +120,7 @@ class _Node:
 def _pass_on(pipe: IO[bytes], stream: Any) -> None:
     while data := os.read(pipe.fileno(), _PIECE):
         _write(stream, data)
+    pipe.close()
 
 
 def _write(stream: Any, data: bytes) -> None:
@@ -187,8 +191,8 @@ def run_on_hosts(shares: Sequence[Share], job: Job, ssh: Ssh, python: str) -> Ma
         for number, share in enumerate(shares):
             command = [python, "-m", "horon.runner._node"]
             if not share.is_here:
-                path = {name: os.environ[name] for name in ("PYTHONPATH",) if os.environ.get(name)}
-                command = ssh.command(share.name, command, path)
+                needed = {name: os.environ[name] for name in _FOR_PYTHON if os.environ.get(name)}
+                command = ssh.command(share.name, command, needed)
             if job.is_verbose:
                 print(f"horonrun: {shlex.join(command)} (for {share.n_ranks} processes)", file=sys.stderr, flush=True)
             try:
@@ -285,7 +289,8 @@ class _Fleet:
             event = self._events.get(timeout=patience_s)
         except queue.Empty:
             return False
-        _TAKERS[event.kind](self, self._nodes[event.number], event)
+        if event.kind in _TAKERS:  # else it is a rank's own
+            _TAKERS[event.kind](self, self._nodes[event.number], event)
         return True
 
     def _take_hello(self, node: _Node, event: _Event) -> None:

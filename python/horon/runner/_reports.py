@@ -35,7 +35,11 @@ class Splitter:
                 del rest[:begin]
                 self._n_seen = len(rest)
                 return bytes(passed), reports
-            reports.append(json.loads(rest[begin + len(_MARK) : end]))
+            report = _decode(rest[begin + len(_MARK) : end])
+            if report is None:
+                passed += rest[begin : end + 1]
+            else:
+                reports.append(report)
             del rest[: end + 1]
             self._n_seen = 0
         n_passed = len(rest) - _length_of_beginning(rest)
@@ -48,6 +52,15 @@ class Splitter:
         rest = bytes(self._rest)
         self._rest.clear()
         return rest
+
+
+def _decode(text: bytearray) -> dict[str, Any] | None:
+    """None: something else has printed the mark."""
+    try:
+        report = json.loads(text)
+    except ValueError:
+        return None
+    return report if isinstance(report, dict) else None
 
 
 def _length_of_beginning(data: bytearray) -> int:
