@@ -6,6 +6,7 @@ Some with a real sshd in a network namespace, where there is one (Debian: openss
 
 from __future__ import annotations
 
+import atexit
 import os
 import shutil
 import signal
@@ -81,6 +82,18 @@ def test_what_is_no_report_is_passed_on_at_once() -> None:
     for line in (b"\x1ehoron: by chance\n", b"\x1ehoron:[1]\n", b"\x1ehoron:\xff\n"):
         assert Splitter().feed(line) == (line, [])
     assert Splitter().feed(b"epoch 3: ") == (b"epoch 3: ", [])
+
+
+def test_lines_of_hosts_are_not_mixed() -> None:
+    from horon.runner._reports import Lines
+
+    lines = Lines()
+    assert lines.feed(b"epoch") == b""
+    assert lines.feed(b" 1\nepoch") == b"epoch 1\n"
+    assert lines.feed(b" 2 10%\r 2 20%") == b"epoch 2 10%\r"
+    assert lines.feed(b"x" * 70_000) == b" 2 20%" + b"x" * 70_000
+    assert lines.feed(b"last") == b""
+    assert lines.rest() == b"last"
 
 
 def test_how_ssh_is_called() -> None:
@@ -185,6 +198,18 @@ def test_of_failures_on_several_hosts_the_killed_rank_comes_first() -> None:
     assert exit_status(found[1:]) == 137
 
 
+def test_who_has_raised_before_it_was_ended(tmp_path: Path) -> None:
+    from horon.runner._failures import Failure, failures_left_in
+
+    for local_rank, text in (("0", '{"message": {"message": "x", "extraInfo": {"py_callstack": "Traceback", '
+                                   '"timestamp": "17"}}}'), ("1", '{"mess')):  # fmt: skip
+        folder = tmp_path / "run" / "attempt_0" / local_rank
+        folder.mkdir(parents=True)
+        (folder / "error.json").write_text(text)
+    assert failures_left_in(tmp_path, 4) == [Failure(4, 1, "Traceback", 17)]
+    assert failures_left_in(tmp_path / "nowhere", 4) == []
+
+
 def test_this_host_is_known_by_its_addresses() -> None:
     from horon.runner._processes import is_this_host
 
@@ -277,6 +302,7 @@ def _finish(process: subprocess.Popen[str]) -> tuple[str, str]:
         for one in [*psutil.Process(process.pid).children(recursive=True), *known]:
             one.kill()
         process.kill()
+        process.wait()
         raise
 
 
@@ -417,22 +443,27 @@ def test_run_on_hosts_returns_what_the_ranks_returned(path_with_ssh: str, monkey
     assert found == [(0, 0, 6.0, text), (1, 1, 6.0, text), (2, 0, 6.0, text)]
 
 
-def _fails_on_rank_1() -> None:
+def _fails_on_rank_1(exit_takes_s: float) -> None:
     import horon.torch as hvd
     import torch
 
+    if os.environ["RANK"] == "1":
+        atexit.register(time.sleep, exit_takes_s)  # comes after hvd.shutdown, which tells rank 0
     hvd.init()
     if hvd.rank() == 1:
         raise LookupError("there is no such thing")
     hvd.allreduce(torch.ones(4), name="never")
 
 
-def test_run_on_hosts_says_who_has_failed_and_why(path_with_ssh: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("exit_takes_s", [0, 1000])
+def test_run_on_hosts_says_who_has_failed_and_why(
+    path_with_ssh: str, monkeypatch: pytest.MonkeyPatch, exit_takes_s: float
+) -> None:
     import horon
 
     monkeypatch.setenv("PATH", path_with_ssh)
     with pytest.raises(RuntimeError, match="rank 1 on far1 ended with 1") as error:
-        horon.run(_fails_on_rank_1, num_proc=2, hosts="localhost:1,far1:1")
+        horon.run(_fails_on_rank_1, (exit_takes_s,), num_proc=2, hosts="localhost:1,far1:1")
     assert "there is no such thing" in str(error.value)
 
 

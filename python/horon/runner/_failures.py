@@ -1,10 +1,12 @@
-"""Who has failed, and how? From what torch's elastic agent says of its processes. Pure."""
+"""Who has failed, and how? From what torch's elastic agent says of its processes, and what they have left."""
 
 from __future__ import annotations
 
+import json
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 # What ranks raise when another one has failed.
@@ -50,6 +52,23 @@ def failures_of(error: Any) -> Sequence[Failure]:
     return sorted(failures, key=lambda failure: failure.is_consequence)
 
 
+def failures_left_in(folder: Path, first_rank: int) -> list[Failure]:
+    """Returns those of ranks that have raised before they were ended, from what they have left in the agent's folder.
+
+    Args:
+        first_rank: The one that is the first of its host.
+    """
+    failures = []
+    for path in sorted(folder.glob("**/error.json")):  # in a folder that has the local rank's name
+        try:
+            message = json.loads(path.read_text())["message"]
+            rank = first_rank + int(path.parent.name)
+        except (KeyError, TypeError, ValueError):  # it was ended while it wrote
+            continue
+        failures.append(Failure(rank, 1, _text(message), _time(message)))
+    return failures
+
+
 def in_order(failures: Sequence[Failure]) -> list[Failure]:
     """Those of several hosts: causes first, then in the order of their times, which are whole seconds.
 
@@ -74,6 +93,11 @@ def _failure(rank: int, found: Any) -> Failure:
     # A rank that has raised tells the others as it exits. They may be gone before it is, and then the agent ends it.
     was_about_to_exit = bool(text) and status == -signal.SIGTERM
     return Failure(rank, 1 if was_about_to_exit else status, text, found.timestamp)
+
+
+def _time(message: Any) -> int:
+    found = message.get("extraInfo", {}) if isinstance(message, dict) else {}
+    return int(found.get("timestamp") or 0)
 
 
 def _text(message: Any) -> str:

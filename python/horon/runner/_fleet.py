@@ -19,7 +19,7 @@ from typing import IO, Any
 from horon.runner._failures import Failure, in_order
 from horon.runner._hosts import Share
 from horon.runner._node import Hello, Order, Outcome
-from horon.runner._reports import Splitter
+from horon.runner._reports import Lines, Splitter
 from horon.runner._ssh import Ssh, environment_for_others
 
 _START_TIMEOUT_S = 60.0
@@ -89,14 +89,14 @@ class _Node:
         threading.Thread(target=self._read, args=(self._process.stdout,), daemon=True).start()
 
     def _read(self, pipe: IO[bytes]) -> None:
-        splitter = Splitter()
+        splitter, lines = Splitter(), Lines()
         while data := os.read(pipe.fileno(), _PIECE):
             passed, reports = splitter.feed(data)
-            _write(sys.stdout, passed)
+            _write(sys.stdout, lines.feed(passed))
             for report in reports:
                 for kind, value in report.items():
                     self._events.put(_Event(self._number, kind, value))
-        _write(sys.stdout, splitter.rest())
+        _write(sys.stdout, lines.feed(splitter.rest()) + lines.rest())
         pipe.close()
         self._errors.join()
         self._events.put(_Event(self._number, "exit", self._process.wait()))
@@ -118,8 +118,10 @@ class _Node:
 
 
 def _pass_on(pipe: IO[bytes], stream: Any) -> None:
+    lines = Lines()
     while data := os.read(pipe.fileno(), _PIECE):
-        _write(stream, data)
+        _write(stream, lines.feed(data))
+    _write(stream, lines.rest())
     pipe.close()
 
 
@@ -241,13 +243,11 @@ class _Fleet:
 
     def await_end(self) -> None:
         """Returns when all have ended well. Raises FleetError when one has not, and all have been ended."""
-        while self._is_well() and self._running():
-            if not self._take(self._exit_deadline()):
-                self._kill_rest()
-                return
+        while self._is_well() and any(self._nodes[number].outcome is None for number in self._running()):
+            self._take(None)
+        self.end(signal.SIGTERM)
         if self._is_well():
             return
-        self.end(signal.SIGTERM)
         failures = in_order([failure for node in self._nodes for failure in _failures(node)])
         raise FleetError("; ".join(self._problems), failures)
 

@@ -25,7 +25,10 @@ from typing import Any
 import psutil  # type: ignore[import-untyped,unused-ignore]
 
 from horon.runner import _child, _processes, _reports
-from horon.runner._failures import failures_of
+from horon.runner._failures import failures_left_in, failures_of
+
+# How long a launcher waits to be told that all hosts are done, if a connection is lost without a word.
+_END_PATIENCE_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -130,21 +133,25 @@ def _carry_out(order: Order) -> Outcome:
     number = order.number
     first, n_ranks = sum(order.ranks_per_host[:number]), order.ranks_per_host[number]
     place = _processes.Place(number, len(order.ranks_per_host), order.master_address, order.master_port)
+    variables = variables_of(order, _interfaces())
     with tempfile.TemporaryDirectory(prefix="horon-run-") as name:
+        folder = Path(name)
+        said = folder / "said"
+        said.mkdir()
         command = list(order.command)
         if order.task is not None:
-            _task.leave(Path(name), base64.b64decode(order.task))
+            _task.leave(folder, base64.b64decode(order.task))
             command.append(name)
         try:
-            _processes.start_and_wait(n_ranks, command, variables_of(order, _interfaces()), order.start_timeout, place)
+            _processes.start_and_wait(n_ranks, command, variables, order.start_timeout, place, str(said))
         except ChildFailedError as error:
             return Outcome([asdict(failure) for failure in failures_of(error)])
-        except SignalException:
-            return Outcome()
+        except SignalException:  # another host's rank was the first to end; one of these may be why
+            return Outcome([asdict(failure) for failure in failures_left_in(said, first)])
         if order.task is None:
             return Outcome()
         ranks = range(first, first + n_ranks)
-        found = {str(rank): _task.result_of(Path(name), rank).read_bytes() for rank in ranks}
+        found = {str(rank): _task.result_of(folder, rank).read_bytes() for rank in ranks}
     return Outcome(results={rank: base64.b64encode(result).decode() for rank, result in found.items()})
 
 
@@ -179,9 +186,37 @@ class _Orders:
         return line + b"\n"
 
 
-def _end_when_told(orders: _Orders) -> None:
-    line = orders.next()
-    os.kill(os.getpid(), int(line.split()[1]) if line.startswith(b"end ") else signal.SIGTERM)
+class _End:
+    """When whoever has started this launcher says that it is to end, or is gone."""
+
+    def __init__(self, orders: _Orders) -> None:
+        self._was_told = threading.Event()
+        self._is_over = threading.Event()
+        threading.Thread(target=self._await, args=(orders,), daemon=True).start()
+
+    def _await(self, orders: _Orders) -> None:
+        line = orders.next()
+        self._was_told.set()
+        if not self._is_over.is_set():
+            os.kill(os.getpid(), int(line.split()[1]) if line.startswith(b"end ") else signal.SIGTERM)
+
+    def mark_over(self) -> None:
+        """The ranks have ended: there is nothing left to end."""
+        self._is_over.set()
+        for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(signum, signal.SIG_IGN)
+
+    def wait(self) -> None:
+        self._was_told.wait(_END_PATIENCE_S)
+
+
+def _serve_store(order: Order) -> Any:
+    """The store of all hosts, on the first one. The agent shares it, and would end it too early."""
+    if order.number > 0:
+        return None
+    from torch.distributed import TCPStore
+
+    return TCPStore("localhost", order.master_port, is_master=True, wait_for_workers=False, multi_tenant=True)
 
 
 def main() -> None:
@@ -203,19 +238,22 @@ def main() -> None:
     if not line or line.startswith(b"end "):  # another host can not be had
         return
     order = Order(**json.loads(line))
-    threading.Thread(target=_end_when_told, args=(orders,), daemon=True).start()
+    end = _End(orders)
     try:
         os.chdir(order.folder)
     except OSError as error:
         print(f"horonrun: {order.folder} on {socket.gethostname()}: {error.strerror}; ranks there work in "
               f"{os.getcwd()}", file=sys.stderr, flush=True)  # fmt: skip
+    store = None
     try:
+        store = _serve_store(order)
         outcome = _carry_out(order)
     except Exception as error:
         outcome = Outcome(problem=_problem_text(error, order))
-    for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):  # there is nothing left to end
-        signal.signal(signum, signal.SIG_IGN)
+    end.mark_over()
     report("outcome", outcome)
+    end.wait()  # until all hosts are done
+    del store
 
 
 if __name__ == "__main__":

@@ -65,6 +65,7 @@ def start_and_wait(
     environment: Mapping[str, str],
     start_timeout: float | None,
     place: Place | None = None,
+    folder: str | None = None,
 ) -> None:
     """Runs `command` in `num_proc` processes, which have torchrun's variables. Returns when all have ended well.
 
@@ -72,6 +73,7 @@ def start_and_wait(
 
     Args:
         place: This host among others, which do the same; None: it is the only one.
+        folder: Where the agent and the processes may leave what they have to say. None: nobody wants it afterwards.
 
     Raises:
         torch.distributed.elastic.multiprocessing.errors.ChildFailedError: One ended badly.
@@ -82,13 +84,13 @@ def start_and_wait(
 
     threads = {} if "OMP_NUM_THREADS" in os.environ else {"OMP_NUM_THREADS": _threads(num_proc)}
     # The agent's own folder, for tracebacks that processes leave, would stay behind.
-    with tempfile.TemporaryDirectory(prefix="horon-agent-") as folder, _set_meanwhile({**threads, **environment}):
+    with tempfile.TemporaryDirectory(prefix="horon-agent-") as own_folder, _set_meanwhile({**threads, **environment}):
         config = LaunchConfig(
             **_meeting(place, {"timeout": start_timeout} if start_timeout else {}),
             nproc_per_node=num_proc,
             max_restarts=0,
             local_addr="localhost",  # names of hosts need not have an address
-            logs_specs=DefaultLogsSpecs(log_dir=folder),
+            logs_specs=DefaultLogsSpecs(log_dir=folder or own_folder),
         )
         elastic_launch(config, command[0])(*command[1:])
 

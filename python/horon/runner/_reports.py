@@ -1,4 +1,4 @@
-"""What a host's launcher tells the one that started it, in between what its ranks print. Pure."""
+"""What comes from a host: its launcher's reports, in between what its ranks print. Pure."""
 
 from __future__ import annotations
 
@@ -51,6 +51,29 @@ class Splitter:
         """What came last and is no report, at the end."""
         rest = bytes(self._rest)
         self._rest.clear()
+        return rest
+
+
+class Lines:
+    """Whole lines of a stream that others' lines go between. A progress bar's end with a carriage return."""
+
+    _MOST = 1 << 16
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def feed(self, data: bytes) -> bytes:
+        """Returns the lines that are complete, and whatever is too long to wait for."""
+        data = self._rest + data
+        end = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
+        if len(data) - end > self._MOST:
+            end = len(data)
+        self._rest = data[end:]
+        return data[:end]
+
+    def rest(self) -> bytes:
+        """What came last, at the end."""
+        rest, self._rest = self._rest, b""
         return rest
 
 

@@ -272,6 +272,7 @@ def _start_on_hosts(job: Plan, command: Sequence[str]) -> int:
 
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, exit_for)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in a shell's background; torch's agent does not
     order = _fleet.Job(command, job.environment, job.start_timeout, job.is_verbose)
     try:
         _fleet.run_on_hosts(job.shares, order, job.ssh, sys.executable)
