@@ -124,7 +124,7 @@ def variables_of(order: Order, interfaces: Mapping[str, Sequence[str]]) -> dict[
     }
 
 
-def _carry_out(order: Order) -> Outcome:
+def _carry_out(order: Order, end: _End) -> Outcome:
     from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
@@ -143,7 +143,10 @@ def _carry_out(order: Order) -> Outcome:
             _task.leave(folder, base64.b64decode(order.task))
             command.append(name)
         try:
-            _processes.start_and_wait(n_ranks, command, variables, order.start_timeout, place, str(said))
+            try:
+                _processes.start_and_wait(n_ranks, command, variables, order.start_timeout, place, str(said))
+            finally:
+                end.mark_over()  # before a signal can hide what has just been found out
         except ChildFailedError as error:
             return Outcome([asdict(failure) for failure in failures_of(error)])
         except SignalException:  # another host's rank was the first to end; one of these may be why
@@ -247,7 +250,7 @@ def main() -> None:
     store = None
     try:
         store = _serve_store(order)
-        outcome = _carry_out(order)
+        outcome = _carry_out(order, end)
     except Exception as error:
         outcome = Outcome(problem=_problem_text(error, order))
     end.mark_over()
