@@ -25,12 +25,17 @@ class Transport {
   // bytes. Ranks that bring theirs in one piece may take part in the same operation.
   virtual bool takes_pieces(std::uint64_t /*bytes*/) const { return false; }
 
-  // As run(), of a reduction to all of one tensor. True when this rank has done its part and others
-  // have not: then they go on using the tensor, and the next call has to be await_left(), or
-  // let_go_left() if the group ends first.
-  virtual bool run_and_leave(const Request& request, const WaitContext& context) {
+  struct Leaving {
+    // This rank has done its part and others have not: they go on using the tensor.
+    bool is_left = false;
+    // Every rank had a lead of at least so much: it made no difference.
+    std::uint32_t common_lead_bytes = 0;
+  };
+  // As run(), of a reduction to all of one tensor. If something is left, the next call has to be
+  // await_left(), or let_go_left() if the group ends first.
+  virtual Leaving run_and_leave(const Request& request, const WaitContext& context) {
     run(request, context);
-    return false;
+    return {};
   }
   // Whether await_left() would not wait.
   virtual bool has_left_ended() { return true; }

@@ -183,8 +183,8 @@ bool BatchExecutor::may_leave(const std::vector<BatchTensor>& batch) const {
          factor_before(request) == 1.0 && factor_after(first) == 1.0;
 }
 
-bool BatchExecutor::run_and_leave(const BatchTensor& tensor, std::uint32_t lead_bytes,
-                                  const WaitContext& context) {
+Transport::Leaving BatchExecutor::run_and_leave(const BatchTensor& tensor, std::uint32_t lead_bytes,
+                                                const WaitContext& context) {
   const TensorSpec& spec = tensor.spec();
   Request request = reduction(OpKind::kAllReduce, tensor, spec.elements());
   request.inputs.push_back({tensor.own()->input.data, spec.bytes()});

@@ -25,10 +25,10 @@ class BatchExecutor {
   // Throws as Transport::run and DeviceBatches::run.
   void run(const std::vector<BatchTensor>& batch, int root, const WaitContext& context);
   // The same for one tensor of this rank's, if may_leave() holds for it: leaves what others have
-  // to do yet, and takes `lead_bytes` more of the work than they do. True if something was left:
-  // see Transport::run_and_leave, which the transport of the lane has to be asked about then.
-  bool run_and_leave(const BatchTensor& tensor, std::uint32_t lead_bytes,
-                     const WaitContext& context);
+  // to do yet, and takes `lead_bytes` more of the work than they do. If something was left, see
+  // Transport::run_and_leave, which the transport of the lane has to be asked about then.
+  Transport::Leaving run_and_leave(const BatchTensor& tensor, std::uint32_t lead_bytes,
+                                   const WaitContext& context);
   // Whether all that there is to do is one reduction in place, on the transport.
   bool may_leave(const std::vector<BatchTensor>& batch) const;
 

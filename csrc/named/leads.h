@@ -27,10 +27,16 @@ class Leads {
     return known == known_.end() ? 0 : static_cast<std::uint32_t>(known->bytes);
   }
 
-  // The operation, of so many bytes, has been carried out at a meeting.
-  void ran(const void* operation, std::uint64_t bytes) {
+  // The operation, of so many bytes, has been carried out at a meeting, with leads of which every
+  // rank's was at least `common`. That is taken off: since leads have a limit, ranks that all wait
+  // now and then would reach it, and differ no more.
+  void ran(const void* operation, std::uint64_t bytes, std::uint32_t common) {
     last_ = operation;
     last_bytes_ = static_cast<double>(std::min(bytes, kMostBytes));
+    const auto known = find(operation);
+    if (known != known_.end()) {
+      known->bytes = std::max(known->bytes - common, 0.0);
+    }
   }
 
   // Whether the next wait is of interest.

@@ -296,7 +296,7 @@ class NamedEngine {
   std::optional<Left> left_;         // see Note [Leaving]
   Leads leads_;
   bool is_meeting_ = false;
-  Clock::time_point attending_since_;
+  Clock::time_point free_since_;  // since when this rank has only waited, if it attends and has
   bool has_said_goodbye_ = false;
   bool is_flushed_ = true;
   bool is_failed_ = false;

@@ -85,7 +85,7 @@ void NamedEngine::stop_waiting(std::unique_lock<std::mutex>& lock) {
 void NamedEngine::attend(FunctionRef<bool()> is_done, const Deadline* deadline,
                          InterruptCheck check_interrupt, Manner manner) {
   channel_->attend();
-  attending_since_ = Clock::now();
+  free_since_ = Clock::now();
   is_meeting_ = manner == Manner::kBriefly;
   LingerBudget lingering;
   std::uint32_t rounds = 0;

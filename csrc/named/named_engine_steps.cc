@@ -183,7 +183,7 @@ bool NamedEngine::end_left(InterruptCheck check_interrupt) {
 
 void NamedEngine::note_wait() {
   if (leads_.is_looking() && is_in_foreground()) {
-    leads_.waited(Clock::now() - attending_since_);
+    leads_.waited(Clock::now() - free_since_);
   }
 }
 
@@ -258,8 +258,10 @@ bool NamedEngine::run_and_leave(const std::vector<BatchTensor>& batch, int root,
     executor.run(batch, root, context);
     return false;
   }
-  leads_.ran(request, tensor.spec().bytes());
-  if (!executor.run_and_leave(tensor, leads_.of(request), context)) {
+  const Transport::Leaving leaving = executor.run_and_leave(tensor, leads_.of(request), context);
+  leads_.ran(request, tensor.spec().bytes(), leaving.common_lead_bytes);
+  free_since_ = Clock::now();
+  if (!leaving.is_left) {
     return false;
   }
   left_ = Left{tensor, &executor};

@@ -270,6 +270,14 @@ bool goes_through_arenas(const std::vector<HeaderView>& headers) {
   return any;
 }
 
+std::uint32_t common_lead(const std::vector<HeaderView>& headers) {
+  std::uint32_t least = headers.front().header->lead_bytes;
+  for (const HeaderView& view : headers) {
+    least = std::min(least, view.header->lead_bytes);
+  }
+  return least;
+}
+
 void claim_in_arenas(const Request& request, const std::vector<HeaderView>& headers,
                      const GroupArenas& arenas, int rank, const double* factors, SharedStore& store,
                      Claims& claims, const WaitContext& context) {

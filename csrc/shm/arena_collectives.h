@@ -32,6 +32,9 @@ std::uint64_t arena_offset_of(const Request& request, const GroupArenas& arenas,
 // Whether the operation goes directly between arenas. Pure, the same on all ranks.
 bool goes_through_arenas(const std::vector<HeaderView>& headers);
 
+// What the lead of every rank is at least.
+std::uint32_t common_lead(const std::vector<HeaderView>& headers);
+
 // This rank's share. Requires goes_through_arenas; a step has to follow on all ranks.
 // `factors`: see reduce(). Throws Error when a header makes no sense.
 void run_in_arenas(const Request& request, const std::vector<HeaderView>& headers,

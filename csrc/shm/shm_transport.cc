@@ -71,12 +71,13 @@ void ShmTransport::carry_out(const Request& request, const WaitContext& context,
   });
 }
 
-bool ShmTransport::run_and_leave(const Request& request, const WaitContext& context) {
+Transport::Leaving ShmTransport::run_and_leave(const Request& request, const WaitContext& context) {
+  common_lead_bytes_ = 0;
   carry_out(request, context, true);
   if (left_ && has_left_ended()) {
     left_.reset();
   }
-  return left_.has_value();
+  return {left_.has_value(), common_lead_bytes_};
 }
 
 bool ShmTransport::has_left_ended() { return board_.have_all_reached(Counter::kStep, left_step_); }
@@ -226,6 +227,7 @@ void ShmTransport::complete_current(const Request& request, const WaitContext& c
       run_in_arenas(request, headers(), *arenas_, rank_, factors().data(), store_);
       board_.finish_step();
       if (may_leave) {
+        common_lead_bytes_ = common_lead(headers());
         left_ = request;
         left_step_ = board_.own(Counter::kStep);
       } else {

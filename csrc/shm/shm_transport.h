@@ -30,7 +30,7 @@ class ShmTransport final : public Transport {
   bool takes_pieces(std::uint64_t bytes) const override {
     return bytes > segment_->layout().inline_bytes();
   }
-  bool run_and_leave(const Request& request, const WaitContext& context) override;
+  Leaving run_and_leave(const Request& request, const WaitContext& context) override;
   bool has_left_ended() override;
   void await_left(const WaitContext& context) override;
   void let_go_left() override;
@@ -97,7 +97,8 @@ class ShmTransport final : public Transport {
   bool has_arrived_ = false;        // meet() has; run() is next
   std::optional<Request> left_;     // by run_and_leave()
   std::uint32_t left_step_ = 0;     // with which it ends
-  std::uint32_t n_meetings_ = 0;    // the same on all ranks that are asked to meet for the same
+  std::uint32_t common_lead_bytes_ = 0;  // of the last one that might be left
+  std::uint32_t n_meetings_ = 0;  // the same on all ranks that are asked to meet for the same
   WaitTrust meeting_trust_;
 };
 

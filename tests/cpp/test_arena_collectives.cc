@@ -289,6 +289,9 @@ TEST_CASE("arena: the tensors of an operation that failed are quarantined") {
 }
 
 TEST_CASE("arena: operations that are left to the others, with leads of any size") {
+  const auto lead_of = [](std::uint32_t call, int rank) {
+    return (call * 7919 + static_cast<std::uint32_t>(rank) * 65537) % 400000;
+  };
   for (const int n : {1, 2, 3}) {
     const std::vector<ArenaAccess> access = make_arenas(n);
     const LocalGroup group(n, small_options(), access);
@@ -297,13 +300,22 @@ TEST_CASE("arena: operations that are left to the others, with leads of any size
       ShmTransport transport(group.segment(rank), group.peers(rank), group.arenas(rank));
       for (std::uint32_t call = 0; call < 60; ++call) {
         Ones ones(arena, 100 + 30011 * (call % 7));
-        ones.request.lead_bytes = (call * 7919 + static_cast<std::uint32_t>(rank) * 65537) % 400000;
+        ones.request.lead_bytes = lead_of(call, rank);
         const bool stays = (call + static_cast<std::uint32_t>(rank)) % 3 == 0;
         if (stays) {
           transport.run(ones.request, patient_context());
-        } else if (transport.run_and_leave(ones.request, patient_context())) {
-          transport.await_left(patient_context());
-          expect(transport.has_left_ended(), "not ended after the wait");
+        } else {
+          const auto [is_left, common_lead] =
+              transport.run_and_leave(ones.request, patient_context());
+          std::uint32_t least = ones.request.count > 100 ? lead_of(call, 0) : 0;  // else inline
+          for (int peer = 1; peer < n; ++peer) {
+            least = std::min(least, lead_of(call, peer));
+          }
+          expect(common_lead == least, "another common lead");
+          if (is_left) {
+            transport.await_left(patient_context());
+            expect(transport.has_left_ended(), "not ended after the wait");
+          }
         }
         for (std::uint64_t i = 0; i < ones.request.count; ++i) {
           expect(ones.data[i] == static_cast<float>(n), "wrong sum");
@@ -324,7 +336,7 @@ TEST_CASE("arena: what was left to a rank that never does its part is quarantine
     Ones own(*access[0].own, 10000);
     Ones others(*access[1].own, 10000);
     comes.meet(others.request);  // and goes no further
-    REQUIRE(leaves.run_and_leave(own.request, patient_context()));
+    REQUIRE(leaves.run_and_leave(own.request, patient_context()).is_left);
     REQUIRE_FALSE(leaves.has_left_ended());
     if (waits) {
       comes.abort("enough");

@@ -71,7 +71,7 @@ TEST_CASE("leads: grow with waits after an operation, and shrink without") {
   REQUIRE(leads.of(&operation) == 0);
   REQUIRE_FALSE(leads.is_looking());
   const auto step = [&](microseconds wait) {
-    leads.ran(&operation, 8U << 20);
+    leads.ran(&operation, 8U << 20, 0);
     REQUIRE(leads.is_looking());
     leads.waited(wait);
     REQUIRE_FALSE(leads.is_looking());
@@ -98,7 +98,7 @@ TEST_CASE("leads: operations that do not come again are forgotten") {
   std::vector<int> operations(1000);
   Leads leads;
   for (const int& operation : operations) {
-    leads.ran(&operation, 1U << 20);
+    leads.ran(&operation, 1U << 20, 0);
     leads.waited(microseconds(200));
   }
   REQUIRE(leads.of(&operations.front()) == 0);
@@ -112,16 +112,37 @@ TEST_CASE("leads: a rank that is always slower is left less to do, until nobody 
   constexpr double kBytesPerMicrosecond = 10'000;
   double lateness = 0;  // of rank 0, in microseconds
   for (int step = 0; step < 200; ++step) {
+    const std::uint32_t common = std::min(leads[0].of(&operation), leads[1].of(&operation));
     const auto all = slices(kBytes, 1, {leads[0].of(&operation), leads[1].of(&operation)});
     const double more = static_cast<double>(all[0].end - all[0].begin) -
                         static_cast<double>(all[1].end - all[1].begin);
     lateness = 400 + more / kBytesPerMicrosecond;  // it computes for so much longer
     for (int rank = 0; rank < 2; ++rank) {
-      leads[rank].ran(&operation, kBytes);
+      leads[rank].ran(&operation, kBytes, common);
       const double wait = std::max(rank == 1 ? lateness : -lateness, 0.0);
       leads[rank].waited(std::chrono::nanoseconds(static_cast<std::int64_t>(1000 * wait)));
     }
   }
   REQUIRE(lateness < 130);  // 50 of which are taken for no wait
   REQUIRE(lateness > 0);
+}
+
+TEST_CASE("leads: ranks that all wait much differ all the same by how much") {
+  int operation = 0;
+  Leads leads[2];
+  constexpr std::uint64_t kBytes = 8U << 20;
+  for (int step = 0; step < 200; ++step) {
+    const std::uint32_t common = std::min(leads[0].of(&operation), leads[1].of(&operation));
+    for (int rank = 0; rank < 2; ++rank) {  // 500 and 400 microseconds of each two steps
+      const bool waits = step % 2 == rank;
+      leads[rank].ran(&operation, kBytes, common);
+      leads[rank].waited(microseconds(waits ? rank == 0 ? 500 : 400 : 0));
+    }
+  }
+  // Twenty of these steps' differences are known, of 100 microseconds less what is taken for no
+  // wait; and one step's wait, for who has waited last.
+  const auto lead =
+      static_cast<double>(leads[0].of(&operation)) - static_cast<double>(leads[1].of(&operation));
+  REQUIRE(lead > 0.5e6);
+  REQUIRE(lead < static_cast<double>(kBytes));
 }
