@@ -30,8 +30,11 @@ def test_hosts() -> None:
     from horon.runner._hosts import Host, parse_hostfile, parse_hosts
 
     assert parse_hosts("a:2, b:4,c") == [Host("a", 2), Host("b", 4), Host("c", 1)]
-    assert parse_hosts("[fe80::1%eth0]:2,[::1]:1") == [Host("fe80::1%eth0", 2), Host("::1", 1)]
-    assert parse_hostfile("# ours\na slots=2\n\nb:3  # theirs\nc\n") == [Host("a", 2), Host("b", 3), Host("c", 1)]
+    assert parse_hosts("[fe80::1%eth0]:2,[::1]") == [Host("fe80::1%eth0", 2), Host("::1", 1)]
+    assert parse_hosts("me@a:2,me@[::1]:3") == [Host("me@a", 2), Host("me@::1", 3)]
+    assert parse_hostfile("# ours\na slots=2\n\nb:3  # theirs\nc\nd\tslots=4") == [
+        *[Host("a", 2), Host("b", 3), Host("c", 1), Host("d", 4)]
+    ]
 
 
 @pytest.mark.parametrize("text", ["", "a:", "a:x", ":2", "a:0", "a:2,,b:2"])

@@ -65,7 +65,8 @@ def test_reports_come_in_any_pieces(n_bytes: int) -> None:
     from horon.runner._reports import Splitter, encode
 
     first, second = {"hello": {"port": 5}}, {"outcome": {"text": "a\nb\x1e"}}
-    sent = b"welcome\x1e\x1ehor!\nrank 0: " + encode(first) + b"done\n\x1e" + encode(second) + b"last \x1eho"
+    (first_line,), (second_line,) = encode(first), encode(second)
+    sent = b"welcome\x1e\x1ehor!\nrank 0: " + first_line + b"done\n\x1e" + second_line + b"last \x1eho"
     splitter = Splitter()
     passed, reports = b"", []
     for begin in range(0, len(sent), n_bytes):
@@ -74,6 +75,22 @@ def test_reports_come_in_any_pieces(n_bytes: int) -> None:
         reports += found
     assert reports == [first, second]
     assert passed + splitter.rest() == b"welcome\x1e\x1ehor!\nrank 0: done\n\x1elast \x1eho"
+
+
+def test_long_reports_have_lines_that_a_pipe_takes_at_once() -> None:
+    from horon.runner._reports import Splitter, encode
+
+    report = {"outcome": {"results": {"0": '"\\\n' * 3000, "1": "x" * 100_000}, "problem": "größer"}}
+    lines = encode(report)
+    assert len(lines) > 20
+    assert max(map(len, lines)) <= 4096
+    splitter, passed, reports = Splitter(), b"", []
+    for line in lines:  # and somebody prints meanwhile
+        more, found = splitter.feed(b"epoch" + line + b"s\n")
+        passed += more
+        reports += found
+    assert reports == [report]
+    assert passed == b"epochs\n" * len(lines)
 
 
 def test_what_is_no_report_is_passed_on_at_once() -> None:

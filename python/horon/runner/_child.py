@@ -5,10 +5,14 @@ python -m horon.runner._child COMMAND...
 
 from __future__ import annotations
 
+import ctypes
 import os
+import signal
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+
+_PR_SET_PDEATHSIG = 1
 
 OUTPUT_VARIABLE = "HORON_RUN_OUTPUT"
 RANKS_PER_HOST_VARIABLE = "HORON_RUN_RANKS_PER_HOST"  # 4,4,2; not there: one host
@@ -41,6 +45,12 @@ def output_folder(output: str, rank: int, size: int) -> Path:
     return Path(output) / f"rank.{rank:0{len(str(size - 1))}}"
 
 
+def die_with_parent() -> None:
+    """This process is ended if the launcher is, by whatever: nobody else would look after it. Other than Linux: not."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+
+
 def prepare() -> None:
     """Sets the variables, and redirects the output if that was asked for."""
     os.environ.update(horovod_variables(os.environ))
@@ -56,6 +66,7 @@ def prepare() -> None:
 
 
 def main() -> None:
+    die_with_parent()
     prepare()
     command = sys.argv[1:]
     try:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import queue
+import select
 import shlex
 import signal
 import subprocess
@@ -27,9 +29,9 @@ _START_TIMEOUT_S = 60.0
 _END_PATIENCE_S = 40.0
 # How long a host's launcher may take to exit after it has said how it went.
 _EXIT_PATIENCE_S = 5.0
+# When a launcher has exited, and nothing has come for so long, nothing of it is under way.
+_QUIET_S = 1.0
 _PIECE = 1 << 16
-# What Python may need to start on another host; the rest comes with the order.
-_FOR_PYTHON = ("PYTHONPATH", "LD_LIBRARY_PATH")
 
 
 class FleetError(RuntimeError):
@@ -80,26 +82,32 @@ class _Node:
         self._events = events
         # In a session of its own, so that Ctrl-C reaches it by us only.
         self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+            # How the user has come to this host is not how others do.
+            env={name: value for name, value in os.environ.items() if name != "SSH_CONNECTION"},
         )
         assert self._process.stdout is not None
         assert self._process.stderr is not None
-        self._errors = threading.Thread(target=_pass_on, args=(self._process.stderr, sys.stderr), daemon=True)
-        self._errors.start()
-        threading.Thread(target=self._read, args=(self._process.stdout,), daemon=True).start()
+        self._streams = [
+            _Stream(self._process.stdout, sys.stdout, self._put),
+            _Stream(self._process.stderr, sys.stderr, lambda _: None),
+        ]
+        threading.Thread(target=self._await_exit, daemon=True).start()
 
-    def _read(self, pipe: IO[bytes]) -> None:
-        splitter, lines = Splitter(), Lines()
-        while data := os.read(pipe.fileno(), _PIECE):
-            passed, reports = splitter.feed(data)
-            _write(sys.stdout, lines.feed(passed))
-            for report in reports:
-                for kind, value in report.items():
-                    self._events.put(_Event(self._number, kind, value))
-        _write(sys.stdout, lines.feed(splitter.rest()) + lines.rest())
-        pipe.close()
-        self._errors.join()
-        self._events.put(_Event(self._number, "exit", self._process.wait()))
+    def _put(self, reports: Sequence[Mapping[str, Any]]) -> None:
+        for report in reports:
+            for kind, value in report.items():
+                self._events.put(_Event(self._number, kind, value))
+
+    def _await_exit(self) -> None:
+        status = self._process.wait()
+        for stream in self._streams:
+            stream.end()
+        self._events.put(_Event(self._number, "exit", status))
 
     def tell(self, line: bytes) -> None:
         assert self._process.stdin is not None
@@ -117,24 +125,70 @@ class _Node:
         self._process.kill()
 
 
-def _pass_on(pipe: IO[bytes], stream: Any) -> None:
-    lines = Lines()
-    while data := os.read(pipe.fileno(), _PIECE):
-        _write(stream, lines.feed(data))
-    _write(stream, lines.rest())
-    pipe.close()
+class _Stream:
+    """A thread that passes on what comes through a pipe, line by line, and the reports in it."""
+
+    def __init__(
+        self, pipe: IO[bytes], stream: Any, take_reports: Callable[[Sequence[Mapping[str, Any]]], None]
+    ) -> None:
+        self._pipe = pipe
+        self._stream = stream
+        self._take_reports = take_reports
+        self._splitter, self._lines = Splitter(), Lines()
+        self._changing = threading.Lock()  # held while something is passed on
+        self._n_read = 0
+        self._thread = threading.Thread(target=self._read, daemon=True)
+        self._thread.start()
+
+    def end(self) -> None:
+        """Returns when all that the pipe held is passed on. What ranks have left behind may keep it open for ever."""
+        n_read = -1
+        while self._thread.is_alive() and n_read != self._n_read:
+            n_read = self._n_read
+            self._thread.join(_QUIET_S)
+            with self._changing:  # by somebody who reads slowly, perhaps
+                pass
+        self._pass_rest()
+
+    def _read(self) -> None:
+        while data := os.read(self._pipe.fileno(), _PIECE):
+            with self._changing:
+                self._n_read += len(data)
+                passed, reports = self._splitter.feed(data)
+                _write(self._stream, self._lines.feed(passed))
+                self._take_reports(reports)
+        self._pass_rest()
+        self._pipe.close()
+
+    def _pass_rest(self) -> None:
+        with self._changing:
+            _write(self._stream, self._lines.feed(self._splitter.rest()) + self._lines.rest())
 
 
 def _write(stream: Any, data: bytes) -> None:
-    if not data:
+    if not data or stream is None:  # closed before Python began
         return
     binary = getattr(stream, "buffer", None)
     with contextlib.suppress(OSError, ValueError):  # whoever read it is gone
         if binary is None:  # a notebook's
             stream.write(data.decode(errors="replace"))
-        else:
-            binary.write(data)
-        stream.flush()
+            stream.flush()
+            return
+        rest = memoryview(data)
+        while rest:
+            n_written = _once_there_is_room(functools.partial(binary.write, rest), stream)
+            rest = rest[n_written:]
+        while _once_there_is_room(binary.flush, stream) is not None:
+            pass
+
+
+def _once_there_is_room(act: Callable[[], Any], stream: Any) -> Any:
+    """Returns what `act` does; or, of a descriptor that does not block, how many bytes it has taken by then."""
+    try:
+        return act()
+    except BlockingIOError as error:
+        select.select([], [stream], [])
+        return error.characters_written
 
 
 def orders(shares: Sequence[Share], hellos: Sequence[Hello], job: Job, environment: Mapping[str, str]) -> list[Order]:
@@ -152,11 +206,12 @@ def orders(shares: Sequence[Share], hellos: Sequence[Hello], job: Job, environme
     found = []
     for number, hello in enumerate(hellos):
         # The first host is found where ssh has found it; if it is this one, where the others' ssh came from.
-        address = environment.get("MASTER_ADDR") or first.server or hello.client or shares[0].name
+        name = shares[0].name.rpartition("@")[2].partition("%")[0]
+        address = environment.get("MASTER_ADDR") or first.server or hello.client or name
         if number == 0:
             address = "localhost"
         elif "%" in address:  # which is an interface of another host
-            address = shares[0].name
+            address = name
         found.append(
             Order(
                 ranks_per_host=[share.n_ranks for share in shares],
@@ -172,6 +227,12 @@ def orders(shares: Sequence[Share], hellos: Sequence[Hello], job: Job, environme
             )
         )
     return found
+
+
+def for_python(environment: Mapping[str, str]) -> dict[str, str]:
+    """What Python may need to start on another host; the rest comes with the order. Paths begin at the root."""
+    given = {name: environment[name] for name in ("PYTHONPATH", "LD_LIBRARY_PATH") if environment.get(name)}
+    return {name: os.pathsep.join(map(os.path.abspath, paths.split(os.pathsep))) for name, paths in given.items()}
 
 
 def run_on_hosts(shares: Sequence[Share], job: Job, ssh: Ssh, python: str) -> Mapping[str, str]:
@@ -193,8 +254,7 @@ def run_on_hosts(shares: Sequence[Share], job: Job, ssh: Ssh, python: str) -> Ma
         for number, share in enumerate(shares):
             command = [python, "-m", "horon.runner._node"]
             if not share.is_here:
-                needed = {name: os.environ[name] for name in _FOR_PYTHON if os.environ.get(name)}
-                command = ssh.command(share.name, command, needed)
+                command = ssh.command(share.name, command, for_python(os.environ))
             if job.is_verbose:
                 print(f"horonrun: {shlex.join(command)} (for {share.n_ranks} processes)", file=sys.stderr, flush=True)
             try:
@@ -206,7 +266,11 @@ def run_on_hosts(shares: Sequence[Share], job: Job, ssh: Ssh, python: str) -> Ma
             node.tell(json.dumps(asdict(order)).encode())
         fleet.await_end()
     except BaseException as error:
-        fleet.end(_signal_for(error))
+        try:
+            fleet.end(_signal_for(error))
+        except BaseException:  # Ctrl-C once more
+            fleet.end(signal.SIGKILL)
+            raise
         raise
     results: dict[str, str] = {}
     for node in nodes:
@@ -264,6 +328,11 @@ class _Fleet:
         while self._running():
             exit_deadline_s = self._exit_deadline()
             if not self._take(deadline_s if exit_deadline_s is None else min(deadline_s, exit_deadline_s)):
+                silent = [self._nodes[number].share for number in self._running() if self._lacks_outcome(number)]
+                self._problems += [
+                    f"{share.name} has not said how {_ranks(share)} ended within {_END_PATIENCE_S:g} s"
+                    for share in silent
+                ]
                 self._kill_rest()
                 return
 
@@ -271,6 +340,9 @@ class _Fleet:
         """None while one has not said how it went. Who has may still be held by what a rank has left behind."""
         is_done = all(self._nodes[number].outcome is not None for number in self._running())
         return time.monotonic() + _EXIT_PATIENCE_S if is_done else None
+
+    def _lacks_outcome(self, number: int) -> bool:
+        return self._nodes[number].hello is not None and self._nodes[number].outcome is None
 
     def _kill_rest(self) -> None:
         for number in self._running():

@@ -22,8 +22,10 @@ def parse_hosts(text: str) -> list[Host]:
     """
     hosts = []
     for entry in text.split(","):
-        name, colon, slots = entry.strip().rpartition(":")
-        hosts.append(_host(name, slots, entry) if colon else _host(slots, "1", entry))
+        whole = entry.strip()
+        name, colon, slots = whole.rpartition(":")
+        is_alone = not colon or whole.endswith("]")  # an IPv6 address in its brackets has colons
+        hosts.append(_host(whole, "1", entry) if is_alone else _host(name, slots, entry))
     return hosts
 
 
@@ -38,9 +40,9 @@ def parse_hostfile(text: str) -> list[Host]:
         entry = line.split("#", 1)[0].strip()
         if not entry:
             continue
-        name, _, rest = entry.partition(" ")
+        name, *rest = entry.split(None, 1)
         if rest:
-            hosts.append(_host(name, rest.strip().removeprefix("slots=").strip(), entry))
+            hosts.append(_host(name, rest[0].removeprefix("slots=").strip(), entry, is_apart=True))
         else:
             hosts += parse_hosts(entry)
     if not hosts:
@@ -48,12 +50,17 @@ def parse_hostfile(text: str) -> list[Host]:
     return hosts
 
 
-def _host(name: str, slots: str, entry: str) -> Host:
+def _host(name: str, slots: str, entry: str, *, is_apart: bool = False) -> Host:
+    user, at, host = name.rpartition("@")
+    is_bracketed = host.startswith("[") and host.endswith("]")  # an IPv6 address, which ssh takes without
     # A name with a hyphen in front would be an option of ssh.
-    if not name or name.startswith("-") or not slots.isdigit() or int(slots) == 0:
-        raise ValueError(f"horon: hosts: expected <name>:<number of processes>, got {entry!r}.")
-    is_bracketed = name.startswith("[") and name.endswith("]")  # an IPv6 address
-    return Host(name[1:-1] if is_bracketed else name, int(slots))
+    is_plain = not name.startswith("-") and not any(map(str.isspace, name))
+    is_name = host and is_plain and (is_bracketed or is_apart or ":" not in host)
+    if not is_name or not (slots.isascii() and slots.isdigit()) or int(slots) == 0:
+        raise ValueError(
+            f"horon: hosts: expected <name>:<number of processes>, got {entry!r}; IPv6 addresses have brackets."
+        )
+    return Host(f"{user}{at}{host[1:-1]}" if is_bracketed else name, int(slots))
 
 
 @dataclass(frozen=True)

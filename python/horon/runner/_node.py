@@ -17,7 +17,8 @@ import socket
 import sys
 import tempfile
 import threading
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,8 +28,9 @@ import psutil  # type: ignore[import-untyped,unused-ignore]
 from horon.runner import _child, _processes, _reports
 from horon.runner._failures import failures_left_in, failures_of
 
-# How long a launcher waits to be told that all hosts are done, if a connection is lost without a word.
-_END_PATIENCE_S = 60.0
+# An agent whose ranks have ended waits for the other hosts' agents in C++, where no signal reaches it, for up to five
+# minutes; so it does where all agents meet. If there is no rank for so long after the end was told, nothing is lost.
+_BLOCKED_AFTER_S = 3.0
 
 
 @dataclass(frozen=True)
@@ -91,7 +93,8 @@ class Outcome:
 
 def hello(environment: Mapping[str, str]) -> Hello:
     """What the variables of an ssh session say."""
-    client, _, server, _ = environment.get("SSH_CONNECTION", "   ").split(" ", 3)
+    words = environment.get("SSH_CONNECTION", "").split()
+    client, server = (words[0], words[2]) if len(words) == 4 else ("", "")
     with socket.socket() as probe:
         probe.bind(("", 0))
         return Hello(client, server, probe.getsockname()[1])
@@ -149,12 +152,13 @@ def _carry_out(order: Order, end: _End) -> Outcome:
                 end.mark_over()  # before a signal can hide what has just been found out
         except ChildFailedError as error:
             return Outcome([asdict(failure) for failure in failures_of(error)])
-        except SignalException:  # another host's rank was the first to end; one of these may be why
-            return Outcome([asdict(failure) for failure in failures_left_in(said, first)])
+        except SignalException as told:  # another host's rank was the first to end; one of these may be why
+            problem = "" if end.was_told else f"the launcher there was ended by signal {int(told.sigval)}"
+            return Outcome([asdict(failure) for failure in failures_left_in(said, first)], problem)
         if order.task is None:
             return Outcome()
         ranks = range(first, first + n_ranks)
-        found = {str(rank): _task.result_of(folder, rank).read_bytes() for rank in ranks}
+        found = {str(rank): _task.read_result(folder, rank) for rank in ranks}
     return Outcome(results={rank: base64.b64encode(result).decode() for rank, result in found.items()})
 
 
@@ -190,27 +194,54 @@ class _Orders:
 
 
 class _End:
-    """When whoever has started this launcher says that it is to end, or is gone."""
+    """When whoever has started this launcher says that it is to end, or is gone.
 
-    def __init__(self, orders: _Orders) -> None:
+    Args:
+        give_up: Says that there is nothing to say, where the ranks are gone and the main thread can not.
+    """
+
+    def __init__(self, orders: _Orders, give_up: Callable[[], None]) -> None:
+        self._give_up = give_up
         self._was_told = threading.Event()
-        self._is_over = threading.Event()
+        self._over = threading.Lock()  # held while this is changed, and for ever by who has given up
+        self._is_over = False
         threading.Thread(target=self._await, args=(orders,), daemon=True).start()
+
+    @property
+    def was_told(self) -> bool:
+        return self._was_told.is_set()
 
     def _await(self, orders: _Orders) -> None:
         line = orders.next()
         self._was_told.set()
-        if not self._is_over.is_set():
+        if not self._is_over:
             os.kill(os.getpid(), int(line.split()[1]) if line.startswith(b"end ") else signal.SIGTERM)
+        gone_since_s = time.monotonic()
+        while not self._is_over:
+            time.sleep(0.1)
+            now_s = time.monotonic()
+            if psutil.Process().children():
+                gone_since_s = now_s
+            elif now_s - gone_since_s > _BLOCKED_AFTER_S:
+                self._exit()
+
+    def _exit(self) -> None:
+        with self._over:
+            if not self._is_over:
+                try:
+                    self._give_up()
+                finally:
+                    os._exit(0)
 
     def mark_over(self) -> None:
         """The ranks have ended: there is nothing left to end."""
-        self._is_over.set()
+        with self._over:
+            self._is_over = True
         for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(signum, signal.SIG_IGN)
 
     def wait(self) -> None:
-        self._was_told.wait(_END_PATIENCE_S)
+        self._was_told.wait()
 
 
 def _serve_store(order: Order) -> Any:
@@ -224,6 +255,7 @@ def _serve_store(order: Order) -> Any:
 
 def main() -> None:
     """Exits with 0 whenever it could say how it went."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # until the agent has its own handler: there is nothing to be undone
     # What ranks read and print are not ours.
     orders = _Orders(os.dup(0))
     reports = os.fdopen(os.dup(1), "wb", buffering=0)
@@ -232,16 +264,17 @@ def main() -> None:
     os.close(null)
 
     def report(kind: str, value: Any) -> None:
-        data = memoryview(_reports.encode({kind: asdict(value)}))
-        while data:
-            data = data[reports.write(data) :]
+        for line in _reports.encode({kind: asdict(value)}):
+            data = memoryview(line)
+            while data:
+                data = data[reports.write(data) :]
 
     report("hello", hello(os.environ))
     line = orders.next()
     if not line or line.startswith(b"end "):  # another host can not be had
         return
     order = Order(**json.loads(line))
-    end = _End(orders)
+    end = _End(orders, lambda: report("outcome", Outcome()))
     try:
         os.chdir(order.folder)
     except OSError as error:

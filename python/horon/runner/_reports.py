@@ -11,8 +11,26 @@ from typing import Any
 _MARK = b"\x1ehoron:"
 
 
-def encode(report: Mapping[str, Any]) -> bytes:
-    """A report as a line. It may come in the middle of another line, whose rest then comes after it."""
+# So much is written to a pipe at once, without others' writes in its middle, on Linux. What ranks have left behind may
+# print meanwhile.
+_MOST_AT_ONCE = 4096
+_PART = "part"
+
+
+def encode(report: Mapping[str, Any]) -> list[bytes]:
+    """A report as lines, each to be written by itself. One may come in the middle of another line, whose rest then
+    comes after it.
+    """
+    text = json.dumps(report)
+    line = _line(report)
+    if len(line) <= _MOST_AT_ONCE:
+        return [line]
+    n_part = _MOST_AT_ONCE // 2 - len(_line({_PART: ""}))  # a quotation mark takes two
+    parts = [text[begin : begin + n_part] for begin in range(0, len(text), n_part)]
+    return [*(_line({_PART: part}) for part in parts), _line({_PART: ""})]
+
+
+def _line(report: Mapping[str, Any]) -> bytes:
     return _MARK + json.dumps(report).encode() + b"\n"
 
 
@@ -22,6 +40,7 @@ class Splitter:
     def __init__(self) -> None:
         self._rest = bytearray()  # the beginning of a report, or of its mark
         self._n_seen = 0  # of its bytes, which have no end of a line
+        self._parts: list[str] = []  # of a long one
 
     def feed(self, data: bytes) -> tuple[bytes, list[dict[str, Any]]]:
         """Returns what else has come, and the reports that are complete."""
@@ -38,6 +57,8 @@ class Splitter:
             report = _decode(rest[begin + len(_MARK) : end])
             if report is None:
                 passed += rest[begin : end + 1]
+            elif isinstance(part := report.get(_PART), str):
+                reports += self._take_part(part)
             else:
                 reports.append(report)
             del rest[: end + 1]
@@ -46,6 +67,15 @@ class Splitter:
         passed += rest[:n_passed]
         del rest[:n_passed]
         return bytes(passed), reports
+
+    def _take_part(self, part: str) -> list[dict[str, Any]]:
+        """Returns the report that ends with it."""
+        if part:
+            self._parts.append(part)
+            return []
+        report = _decode("".join(self._parts))
+        self._parts.clear()
+        return [] if report is None else [report]
 
     def rest(self) -> bytes:
         """What came last and is no report, at the end."""
@@ -77,7 +107,7 @@ class Lines:
         return rest
 
 
-def _decode(text: bytearray) -> dict[str, Any] | None:
+def _decode(text: bytearray | str) -> dict[str, Any] | None:
     """None: something else has printed the mark."""
     try:
         report = json.loads(text)

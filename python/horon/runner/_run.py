@@ -196,7 +196,7 @@ def _run_in_folder(
             _processes.start_and_wait(num_proc, command, environment, start_timeout)
         except ChildFailedError as error:
             raise RuntimeError(_failure_text(failures_of(error), num_proc)) from error
-        return [cloudpickle.loads(_task.result_of(folder, rank).read_bytes()) for rank in range(num_proc)]
+        return [cloudpickle.loads(_task.read_result(folder, rank)) for rank in range(num_proc)]
 
 
 def _run_on_hosts(
@@ -216,8 +216,9 @@ def _run_on_hosts(
     try:
         results = _fleet.run_on_hosts(shares, job, ssh, python)
     except _fleet.FleetError as error:
-        text = _failure_text(error.failures, num_proc) if error.failures else f"horon.run: {error}"
-        raise RuntimeError(text) from error
+        texts = [f"horon.run: {error}"] if str(error) else []
+        texts += [_failure_text(error.failures, num_proc)] if error.failures else []
+        raise RuntimeError("\n".join(texts)) from error
     return [cloudpickle.loads(base64.b64decode(results[str(rank)])) for rank in range(num_proc)]
 
 

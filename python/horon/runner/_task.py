@@ -39,9 +39,18 @@ def result_of(folder: Path, rank: int) -> Path:
     return folder / f"result.{rank}.pickle"
 
 
+def read_result(folder: Path, rank: int) -> bytes:
+    """Raises RuntimeError for a rank that has ended well without one."""
+    try:
+        return result_of(folder, rank).read_bytes()
+    except FileNotFoundError:
+        raise RuntimeError(f"horon.run: rank {rank} has exited with 0 instead of returning.") from None
+
+
 @record  # so that the agent learns the traceback of whoever fails
 def main() -> None:
     folder = Path(sys.argv[1])
+    _child.die_with_parent()
     _child.prepare()
     result = find(folder)()
     result_of(folder, int(os.environ["RANK"])).write_bytes(cloudpickle.dumps(result))

@@ -123,6 +123,8 @@ def plan(arguments: Sequence[str]) -> Plan:
     """Returns what a command line asks for. Exits, as argparse does, if that is nothing that can be done."""
     parser = _parser()
     options = parser.parse_args(arguments)
+    if options.command[:1] == ["--"]:  # where options end, for many
+        del options.command[0]
     if not options.command:
         parser.error("expected a command to start, such as: python train.py")
     try:
@@ -271,16 +273,16 @@ def _start_on_hosts(job: Plan, command: Sequence[str]) -> int:
         sys.exit(128 + number)
 
     for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, exit_for)
+        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup's
+            signal.signal(number, exit_for)
     signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in a shell's background; torch's agent does not
     order = _fleet.Job(command, job.environment, job.start_timeout, job.is_verbose)
     try:
         _fleet.run_on_hosts(job.shares, order, job.ssh, sys.executable)
     except _fleet.FleetError as error:
-        if error.failures:
-            return _tell(error.failures, job.num_proc)
-        print(f"horonrun: {error}", file=sys.stderr, flush=True)
-        return 1
+        if str(error):
+            print(f"horonrun: {error}", file=sys.stderr, flush=True)
+        return _tell(error.failures, job.num_proc) if error.failures else 1
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     return 0
