@@ -171,6 +171,7 @@ def test_an_ssh_session_says_how_it_came() -> None:
 
     found = hello({"SSH_CONNECTION": "10.0.0.1 40000 10.0.0.2 22"})
     assert (found.client, found.server) == ("10.0.0.1", "10.0.0.2")
+    assert hello({"SSH_CONNECTION": ""}).client == ""
     alone = hello({})
     assert (alone.client, alone.server) == ("", "")
     assert alone.port > 0
@@ -377,6 +378,109 @@ def test_who_ends_horonrun_ends_all(tmp_path: Path, path_with_ssh: str, signum: 
     _finish(process)
     assert process.returncode == (-signum if signum == signal.SIGKILL else 128 + signum)
     _check_all_ended(processes)
+
+
+def _start_lines(folder: Path, path: str, hosts: str, script: str, **more: Any) -> subprocess.Popen[str]:
+    """Starts two ranks on two hosts, which need neither torch nor horon."""
+    command = [sys.executable, "-m", "horon.runner.launch", "-np", "2", "-H", hosts, sys.executable, "-c", script]
+    environment = {**os.environ, "PATH": path, "OMP_NUM_THREADS": "1", **more.pop("environment", {})}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen(command, cwd=folder, env=environment, **{**pipes, **more})
+
+
+def _launchers(process: subprocess.Popen[str]) -> list[psutil.Process]:
+    found = psutil.Process(process.pid).children(recursive=True)
+    return [one for one in found if "horon.runner._node" in _command_line(one)]
+
+
+_UP_AND_SLEEP = "import time; print('up', flush=True); time.sleep(1000)"
+
+
+def test_a_launcher_that_is_killed_is_noticed_although_its_rank_lives(tmp_path: Path, path_with_ssh: str) -> None:
+    process = _start_lines(tmp_path, path_with_ssh, "localhost:1,far1:1", _UP_AND_SLEEP)
+    processes = _await_ranks(process, 2)
+    here = next(one for one in _launchers(process) if one.ppid() == process.pid and not _is_child_of_ssh(one))
+    here.kill()
+    _, err = _finish(process)
+    assert process.returncode == 1
+    assert "horonrun: lost localhost, which has rank 0 (the launcher ended with -9)" in err
+    _check_all_ended(processes)  # the orphan, too
+
+
+def _is_child_of_ssh(one: psutil.Process) -> bool:
+    return "SSH_CONNECTION" in one.environ()
+
+
+def test_a_launcher_that_gets_a_signal_from_others_does_not_say_that_all_is_well(
+    tmp_path: Path, path_with_ssh: str
+) -> None:
+    process = _start_lines(tmp_path, path_with_ssh, "localhost:1,far1:1", _UP_AND_SLEEP)
+    processes = _await_ranks(process, 2)
+    for one in _launchers(process):
+        if "-c" not in _command_line(one):  # a shell's
+            one.terminate()
+    _, err = _finish(process)
+    assert process.returncode == 1
+    assert "the launcher there was ended by signal 15" in err
+    _check_all_ended(processes)
+
+
+_FIRST_ENDS_WELL = """
+import os, sys, time
+print("up", flush=True)
+if os.environ["RANK"] == "1":
+    time.sleep(2)
+    sys.exit(7)
+"""
+
+
+def test_a_host_whose_ranks_have_ended_well_does_not_keep_the_others(tmp_path: Path, path_with_ssh: str) -> None:
+    process = _start_lines(tmp_path, path_with_ssh, "localhost:1,far1:1", _FIRST_ENDS_WELL)
+    processes = _await_ranks(process, 2)
+    _, err = _finish(process)
+    assert process.returncode == 7
+    assert "rank 1 on far1 ended with 7" in err
+    assert "has not said how" not in err  # which is said of those that are waited for in vain
+    _check_all_ended(processes)
+
+
+def test_how_the_user_has_come_to_this_host_does_not_matter(tmp_path: Path, path_with_ssh: str) -> None:
+    session = {"SSH_CONNECTION": "198.51.100.7 5000 192.0.2.1 22"}
+    process = _start_lines(tmp_path, path_with_ssh, "localhost:1,near:1", "print('up')", environment=session)
+    out, err = _finish(process)
+    assert process.returncode == 0, err
+    assert out.count("up\n") == 2
+
+
+_LEAVES_SOMETHING_BEHIND = """
+import subprocess, sys
+process = subprocess.Popen(["sleep", "300"], start_new_session=True)
+print("pid", process.pid, flush=True)
+sys.stdout.write("the last line has no end")
+"""
+
+
+def test_what_ranks_leave_behind_keeps_no_output(tmp_path: Path, path_with_ssh: str) -> None:
+    process = _start_lines(tmp_path, path_with_ssh, "localhost:1,near:1", _LEAVES_SOMETHING_BEHIND)
+    out, err = _finish(process)
+    for line in out.splitlines():
+        if line.startswith("pid "):
+            os.kill(int(line.split()[1]), signal.SIGKILL)
+    assert process.returncode == 0, err
+    assert out.count("the last line has no end") == 2
+
+
+def test_nohup_is_respected(tmp_path: Path, path_with_ssh: str) -> None:
+    script = "import time; print('up', flush=True); time.sleep(3)"
+
+    def ignore() -> None:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+    process = _start_lines(tmp_path, path_with_ssh, "localhost:1,near:1", script, preexec_fn=ignore)
+    _await_ranks(process, 2)
+    process.send_signal(signal.SIGHUP)
+    _, err = _finish(process)
+    assert process.returncode == 0, err
 
 
 def test_a_host_that_is_lost(tmp_path: Path, path_with_ssh: str) -> None:
