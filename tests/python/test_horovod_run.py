@@ -63,6 +63,12 @@ def test_a_command_line() -> None:
     }
 
 
+def test_two_hyphens_end_the_options() -> None:
+    from horon.runner.launch import plan
+
+    assert plan(["-np", "2", "--", "python", "a.py", "--", "b"]).command == ["python", "a.py", "--", "b"]
+
+
 def test_options_that_take_others_back_and_options_without_a_meaning() -> None:
     from horon.runner.launch import plan
 
@@ -179,6 +185,18 @@ def test_run_says_who_has_failed_and_why(tmp_path: Path, monkeypatch: pytest.Mon
         horon.run(_fails, (1,), num_proc=2)
     assert "there is no such thing" in str(error.value)
     assert list(tmp_path.iterdir()) == []
+
+
+def _exits_on_rank_1() -> None:
+    if os.environ["RANK"] == "1":
+        sys.exit(0)
+
+
+def test_run_names_a_rank_that_exits_instead_of_returning() -> None:
+    import horon
+
+    with pytest.raises(RuntimeError, match="rank 1 has exited with 0 instead of returning"):
+        horon.run(_exits_on_rank_1, num_proc=2)
 
 
 def _fails_and_takes_long_to_exit() -> None:

@@ -13,6 +13,7 @@ import signal
 import stat
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -111,6 +112,36 @@ def test_lines_of_hosts_are_not_mixed() -> None:
     assert lines.feed(b"x" * 70_000) == b" 2 20%" + b"x" * 70_000
     assert lines.feed(b"last") == b""
     assert lines.rest() == b"last"
+
+
+def test_paths_for_another_host_begin_at_the_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from horon.runner._fleet import for_python
+
+    monkeypatch.chdir(tmp_path)
+    given = {"PYTHONPATH": f"src{os.pathsep}/lib", "LD_LIBRARY_PATH": "", "HOME": "/h"}
+    assert for_python(given) == {"PYTHONPATH": f"{tmp_path}/src{os.pathsep}/lib"}
+
+
+def test_output_that_nobody_takes_or_takes_slowly() -> None:
+    from horon.runner._fleet import _write
+
+    _write(None, b"closed")
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    data, seen = bytes(range(256)) * 4096, bytearray()  # more than a pipe holds
+
+    def read_slowly() -> None:
+        while piece := os.read(reading, 1 << 14):
+            seen.extend(piece)
+            time.sleep(0.001)
+
+    reader = threading.Thread(target=read_slowly)
+    reader.start()
+    with os.fdopen(writing, "w") as stream:
+        _write(stream, data)
+    reader.join()
+    os.close(reading)
+    assert seen == data
 
 
 def test_how_ssh_is_called() -> None:

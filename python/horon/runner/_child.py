@@ -46,9 +46,8 @@ def output_folder(output: str, rank: int, size: int) -> Path:
 
 
 def die_with_parent() -> None:
-    """This process is ended if the launcher is, by whatever: nobody else would look after it. Other than Linux: not."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+    """This process is ended if the launcher is, by whatever: nobody else would look after it."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
 
 
 def prepare() -> None:

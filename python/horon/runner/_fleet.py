@@ -38,7 +38,7 @@ class FleetError(RuntimeError):
     """A host could not be started, was lost, or ranks have failed.
 
     Attributes:
-        failures: Of ranks, causes first. Empty: the text says what was wrong.
+        failures: Of ranks, causes first. What went wrong besides, or instead, is the text.
     """
 
     def __init__(self, text: str, failures: Sequence[Failure] = ()) -> None:

@@ -31,6 +31,8 @@ from horon.runner._failures import failures_left_in, failures_of
 # An agent whose ranks have ended waits for the other hosts' agents in C++, where no signal reaches it, for up to five
 # minutes; so it does where all agents meet. If there is no rank for so long after the end was told, nothing is lost.
 _BLOCKED_AFTER_S = 3.0
+# How often it is looked whether ranks are left then.
+_LOOK_S = 0.5
 
 
 @dataclass(frozen=True)
@@ -203,8 +205,8 @@ class _End:
     def __init__(self, orders: _Orders, give_up: Callable[[], None]) -> None:
         self._give_up = give_up
         self._was_told = threading.Event()
-        self._over = threading.Lock()  # held while this is changed, and for ever by who has given up
-        self._is_over = False
+        self._is_over = threading.Event()
+        self._deciding = threading.Lock()  # held while that is set, and for ever by who has given up instead
         threading.Thread(target=self._await, args=(orders,), daemon=True).start()
 
     @property
@@ -214,11 +216,10 @@ class _End:
     def _await(self, orders: _Orders) -> None:
         line = orders.next()
         self._was_told.set()
-        if not self._is_over:
+        if not self._is_over.is_set():
             os.kill(os.getpid(), int(line.split()[1]) if line.startswith(b"end ") else signal.SIGTERM)
         gone_since_s = time.monotonic()
-        while not self._is_over:
-            time.sleep(0.1)
+        while not self._is_over.wait(_LOOK_S):  # the agent waits for its ranks, and nobody else can
             now_s = time.monotonic()
             if psutil.Process().children():
                 gone_since_s = now_s
@@ -226,8 +227,8 @@ class _End:
                 self._exit()
 
     def _exit(self) -> None:
-        with self._over:
-            if not self._is_over:
+        with self._deciding:
+            if not self._is_over.is_set():
                 try:
                     self._give_up()
                 finally:
@@ -235,8 +236,8 @@ class _End:
 
     def mark_over(self) -> None:
         """The ranks have ended: there is nothing left to end."""
-        with self._over:
-            self._is_over = True
+        with self._deciding:
+            self._is_over.set()
         for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(signum, signal.SIG_IGN)
 
