@@ -357,8 +357,11 @@ def _finish(process: subprocess.Popen[str]) -> tuple[str, str]:
 
 def _check_all_ended(processes: list[psutil.Process]) -> None:
     deadline = time.monotonic() + TIMEOUT_S
-    while any(one.is_running() and one.status() != psutil.STATUS_ZOMBIE for one in processes):
-        assert time.monotonic() < deadline, f"a process has outlived horonrun: {processes}"
+    while alive := [one for one in processes if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]:
+        if time.monotonic() > deadline:
+            for one in alive:
+                one.kill()
+            pytest.fail(f"processes have outlived horonrun: {alive}")
         time.sleep(0.05)
 
 
