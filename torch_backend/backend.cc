@@ -160,8 +160,9 @@ HoronBackend::HoronBackend(const c10::intrusive_ptr<c10d::Store>& store, int ran
   try {
     options_->engine.validate();
     const GroupIdentity identity{rank, size, to_ints(options_->global_ranks_in_group)};
-    const auto make_own_gloo = [&](const c10::intrusive_ptr<c10d::Store>& meeting) {
-      return make_gloo_(meeting, rank, size, options_->timeout);
+    const auto make_own_gloo = [&](const c10::intrusive_ptr<c10d::Store>& meeting, int gloo_rank,
+                                   int gloo_size) {
+      return make_gloo_(meeting, gloo_rank, gloo_size, options_->timeout);
     };
     group_ = Group::make(store, identity, options_->engine, options_->timeout, make_own_gloo,
                          options_->has_foreign_ranks ? nullptr : checker_of(identity.global_ranks));

@@ -13,14 +13,12 @@
 #include "collective.h"
 #include "compat.h"
 #include "core/deadline.h"
+#include "gloo_meeting.h"
 #include "hooks.h"
 
 namespace horon::torch_backend {
 
 class Group;
-
-using NamedGlooMaker = std::function<c10::intrusive_ptr<c10d::Backend>(
-    const c10::intrusive_ptr<c10d::Store>&, int, int)>;
 
 // What an operation brings besides its tensors.
 struct DeviceCall {
@@ -76,7 +74,7 @@ struct DeviceSideParts {
   std::chrono::milliseconds timeout{0};
   // Separate all-reduces of at most so many bytes travel together; 0: none does.
   std::size_t batch_bytes = 0;
-  NamedGlooMaker make_gloo;
+  GlooFactory make_gloo;
   std::weak_ptr<Group> group;
   std::shared_ptr<Hooks> hooks;
 };

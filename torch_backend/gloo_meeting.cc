@@ -111,7 +111,7 @@ c10::intrusive_ptr<c10d::Backend> make_gloo_group(const c10::intrusive_ptr<c10d:
       c10::make_intrusive<MeetingStore>(concat("gloo/", attempt), store, std::move(look_around));
   std::string failure;
   try {
-    auto group = make_gloo(meeting);
+    auto group = make_gloo(meeting, rank, n_ranks);
     meeting->set_have_met();
     return group;
   } catch (pybind11::error_already_set& error) {

@@ -16,8 +16,9 @@
 
 namespace horon::torch_backend {
 
-using GlooFactory =
-    std::function<c10::intrusive_ptr<c10d::Backend>(const c10::intrusive_ptr<c10d::Store>&)>;
+// Makes a Gloo group over a store, with a rank and a number of ranks.
+using GlooFactory = std::function<c10::intrusive_ptr<c10d::Backend>(
+    const c10::intrusive_ptr<c10d::Store>&, int rank, int n_ranks)>;
 
 // Calls `make_gloo` with a store of its own below `store`. `attempt`: how often this rank has tried
 // to make a group of this name, the same on all ranks. `look_around` is called about every second

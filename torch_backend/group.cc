@@ -5,6 +5,7 @@
 
 #include "core/error.h"
 #include "cross/cross_transport.h"
+#include "hosts.h"
 #include "process_arena.h"
 #include "shm/shm_transport.h"
 #include "store_adapter.h"
@@ -26,18 +27,22 @@ std::shared_ptr<Group> Group::make(const c10::intrusive_ptr<c10d::Store>& store,
   StoreAdapter adapter(store, std::move(look_around));
   // Here, where all ranks come by: groups of one name come again on the same store.
   const std::int64_t attempt = adapter.add(concat("gloo/attempt/", identity.rank), 1);
-  group->shared_ = rendezvous(adapter, identity, options, Deadline::after(timeout), arena_access());
+  Whereabouts whereabouts;
+  group->shared_ = rendezvous(adapter, identity, options, Deadline::after(timeout), arena_access(),
+                              &whereabouts);
   if (group->shared_) {
     Segment* segment = &group->shared_->segment;
     const Peers* peers = &group->shared_->peers;
     group->transport_ = std::make_unique<ShmTransport>(segment, peers, &group->shared_->arenas);
     group->p2p_ = std::make_shared<P2pEngine>(segment, peers, options.fitting_eager_bytes());
   } else {
+    const auto look = [&] { adapter.look_around(); };
     group->gloo_ = std::make_shared<GlooAdapter>(
-        make_gloo_group(store, identity.rank, identity.n_ranks, attempt, make_gloo,
-                        [&] { adapter.look_around(); }));
-    group->transport_ =
-        std::make_unique<CrossTransport>(group->gloo_, identity.rank, identity.n_ranks);
+        make_gloo_group(store, identity.rank, identity.n_ranks, attempt, make_gloo, look));
+    group->transport_ = std::make_unique<CrossTransport>(
+        group->gloo_, identity.rank, identity.n_ranks,
+        make_host_collectives(store, identity, options, timeout, whereabouts, *group->gloo_,
+                              attempt, make_gloo, look));
   }
   return group;
 }

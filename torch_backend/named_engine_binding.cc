@@ -15,7 +15,7 @@ namespace py = pybind11;
 namespace horon::torch_backend {
 namespace {
 
-NamedGlooMaker wrap(py::function function) {
+GlooFactory wrap(py::function function) {
   // Shared: the function must be released with the GIL held, wherever the last copy dies.
   const std::shared_ptr<py::function> held(new py::function(std::move(function)),
                                            [](py::function* dying) {
@@ -34,7 +34,7 @@ NamedGlooMaker wrap(py::function function) {
 std::shared_ptr<NamedEngineHost> make(const c10::intrusive_ptr<c10d::Store>& store, int rank,
                                       int size, std::chrono::milliseconds timeout,
                                       py::function make_gloo, const std::vector<int>& watched) {
-  const NamedGlooMaker maker = wrap(std::move(make_gloo));
+  const GlooFactory maker = wrap(std::move(make_gloo));
   const GilReleased no_gil;
   return translating_named([&] {
     return std::shared_ptr<NamedEngineHost>(

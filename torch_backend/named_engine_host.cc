@@ -113,7 +113,7 @@ void tell_about_knobs() {
 }  // namespace
 
 NamedEngineHost::NamedEngineHost(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
-                                 std::chrono::milliseconds timeout, NamedGlooMaker make_gloo,
+                                 std::chrono::milliseconds timeout, GlooFactory make_gloo,
                                  const std::vector<int>& watched_ranks)
     : rank_(rank), size_(size), cuda_(NamedCuda::make()) {
   if (rank == 0) {
@@ -147,10 +147,7 @@ NamedEngineHost::NamedEngineHost(const c10::intrusive_ptr<c10d::Store>& store, i
     const auto place = std::find(ranks.begin(), ranks.end(), rank) - ranks.begin();
     const GroupIdentity members{static_cast<int>(place), static_cast<int>(ranks.size()), ranks};
     const auto own_store = with_prefix(concat("named/set", id), store);
-    const auto make_own_gloo = [&](const c10::intrusive_ptr<c10d::Store>& meeting) {
-      return make_gloo(meeting, members.rank, members.n_ranks);
-    };
-    auto group = Group::make(own_store, members, options, timeout, make_own_gloo, look_around);
+    auto group = Group::make(own_store, members, options, timeout, make_gloo, look_around);
     return std::make_unique<GroupLane>(
         std::move(group), cuda->make_batches(own_store, id, members.rank, members.n_ranks));
   };

@@ -20,6 +20,9 @@ class Deadline {
     return {Clock::now() + bounded, bounded};
   }
 
+  // So much later, for who waits for somebody that has this one.
+  Deadline later(std::chrono::milliseconds by) const { return {at_ + by, timeout_}; }
+
   bool has_passed() const { return Clock::now() >= at_; }
   std::chrono::nanoseconds remaining() const { return at_ - Clock::now(); }
   std::chrono::milliseconds timeout() const { return timeout_; }

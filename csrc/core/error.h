@@ -4,6 +4,7 @@
 #include <sstream>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 namespace horon {
 
@@ -42,6 +43,19 @@ class TimeoutError : public GroupError {
 class PeerLostError : public GroupError {
  public:
   using GroupError::GroupError;
+};
+
+// A group has ended in an operation; what() says in which.
+class EndedError : public GroupError {
+ public:
+  EndedError(const std::string& text, std::string reason)
+      : GroupError(text), reason_(std::move(reason)) {}
+
+  // Without the operation: "rank 1 (pid 4711) died (killed or crashed)".
+  const std::string& reason() const { return reason_; }
+
+ private:
+  std::string reason_;
 };
 
 // Joins its arguments into one string.

@@ -155,6 +155,12 @@ std::string describe(const Request& request, int n_ranks) {
   return describe(view, n_ranks);
 }
 
+std::string describe(const OperationName& operation) {
+  const Request& request = *operation.request;
+  return concat(name(request.kind), " #", operation.number, " on rank ", operation.rank, " (",
+                describe(request, operation.n_ranks), ")");
+}
+
 std::optional<std::string> find_mismatch(const std::vector<HeaderView>& headers) {
   const Header& first = *headers[0].header;
   if (are_plainly_equal(headers)) {

@@ -64,6 +64,8 @@ Header make_header(const Request& request, std::uint64_t sequence, int rank, int
 // "all_reduce(float32, 1024 elements, SUM)".
 std::string describe(const HeaderView& view, int n_ranks);
 std::string describe(const Request& request, int n_ranks);
+// "all_reduce #7 on rank 0 (all_reduce(float32, 1024 elements, SUM))".
+std::string describe(const OperationName& operation);
 
 // The error text when the n headers can not be one collective; nothing when they can.
 // Says which rank sent what. Pure.

@@ -78,6 +78,7 @@ Options Options::from_environment() {
     options.claiming = claiming;
   }
   options.sparse = read_switch("HORON_SPARSE", options.sparse);
+  options.hierarchical = read_switch("HORON_HIERARCHICAL", options.hierarchical);
   if (const char* host = std::getenv("HORON_HOST_ID")) {
     options.host_id = host;
   }
@@ -137,7 +138,8 @@ std::size_t Options::fitting_eager_bytes() const {
 std::string Options::fingerprint() const {
   return concat("inline=", inline_bytes, " deposit=", deposit_bytes, " buffer=", buffer_bytes,
                 " claiming=", claiming, " ring=", ring_bytes, " eager=", eager_bytes,
-                " cuda_batch=", cuda_batch_bytes, " sparse=", sparse ? "on" : "off");
+                " cuda_batch=", cuda_batch_bytes, " sparse=", sparse ? "on" : "off",
+                " hierarchical=", hierarchical ? "on" : "off");
 }
 
 }  // namespace horon

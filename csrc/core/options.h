@@ -59,6 +59,11 @@ struct Options {
   // Environment: HORON_SPARSE (on or off).
   bool sparse = false;
 
+  // Where ranks of a group are on several hosts: whether those of one host share memory, and only
+  // what the other hosts must have goes over the network. Default on. Environment:
+  // HORON_HIERARCHICAL (on or off).
+  bool hierarchical = true;
+
   // Ranks with different values count as different hosts, whatever the machine says. For tests, and
   // for containers that share a kernel but no memory. Environment: HORON_HOST_ID.
   std::string host_id;

@@ -13,4 +13,8 @@ std::string name_ranks(const std::vector<int>& ranks);
 // (global rank 2)". `global_ranks` is by rank; empty: nothing is known.
 std::string name_ranks(const std::vector<int>& ranks, const std::vector<int>& global_ranks);
 
+// The same of ranks that are called `numbers`, by rank; empty: as they are.
+std::string name_ranks(const std::vector<int>& ranks, const std::vector<int>& numbers,
+                       const std::vector<int>& global_ranks);
+
 }  // namespace horon

@@ -28,6 +28,16 @@ struct ConstSpan {
 template <typename T>
 using PerRank = InlineVector<T, 8>;
 
+struct Request;
+
+// Which operation of which rank, for messages.
+struct OperationName {
+  const Request* request = nullptr;
+  std::uint64_t number = 0;  // in its group
+  int rank = 0;
+  int n_ranks = 1;
+};
+
 // Ownership: a Request only points at tensors; whoever executes it keeps them alive.
 //
 // Which vectors are filled depends on pattern(kind); n is the number of ranks:
@@ -65,6 +75,8 @@ struct Request {
   // Not empty: this rank found its own arguments wrong. It still arrives, so that the others get an
   // error that says so instead of waiting for a rank that will never come.
   std::string refusal;
+  // Of a part of another operation: which one, for messages. Null: none.
+  const OperationName* whole = nullptr;
 };
 
 // Calls visit(input, output, bytes) for each part of the tensor's bytes [begin, begin + bytes), in

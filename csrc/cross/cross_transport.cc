@@ -5,7 +5,7 @@
 
 #include "core/error.h"
 #include "core/monitored_barrier.h"
-#include "core/published_stream.h"
+#include "cross/sliced_reduction.h"
 #include "reduce/reduce.h"
 
 namespace horon {
@@ -36,21 +36,27 @@ void move_bytes(std::byte* to, const std::byte* from, std::uint64_t bytes) {
 
 }  // namespace
 
-CrossTransport::CrossTransport(std::shared_ptr<ByteTransport> bytes, int rank, int n_ranks)
-    : bytes_(std::move(bytes)), rank_(rank), n_ranks_(n_ranks) {}
+CrossTransport::CrossTransport(std::shared_ptr<ByteTransport> bytes, int rank, int n_ranks,
+                               std::unique_ptr<HostCollectives> hosts)
+    : bytes_(std::move(bytes)), rank_(rank), n_ranks_(n_ranks), hosts_(std::move(hosts)) {}
+
+// The others hear of it through their connections, or where they share memory.
+void CrossTransport::end(const std::string& reason) {
+  ended_ = reason;
+  abort(reason);
+}
 
 void CrossTransport::run(const Request& request, const WaitContext& context) {
   if (!ended_.empty()) {
     throw GroupError(concat(name(request.kind), ": the group has ended: ", ended_));
   }
+  const OperationName operation{&request, sequence_, rank_, n_ranks_};
   try {
     run_steps(request, context);
   } catch (const MismatchError&) {
     throw;  // agreed on by all ranks: the group goes on
   } catch (const Error& error) {
-    ended_ =
-        concat(name(request.kind), " #", sequence_ - 1, " on rank ", rank_, ": ", error.what());
-    bytes_->abort(ended_);  // the others hear of it through their connections
+    end(concat(describe(operation), ": ", error.what()));
     if (request.kind == OpKind::kMonitoredBarrier && rank_ == 0) {
       throw GroupError(concat("[Rank 0]: monitoredBarrier: ", ended_));
     }
@@ -59,10 +65,14 @@ void CrossTransport::run(const Request& request, const WaitContext& context) {
     }
     throw GroupError(group_over_text(ended_));
   } catch (...) {  // check_interrupt's own exception: passed on as it is
-    ended_ = concat("rank ", rank_, " was interrupted in ", name(request.kind));
-    bytes_->abort(ended_);
+    end(concat("rank ", rank_, " was interrupted in ", name(request.kind)));
     throw;
   }
+}
+
+HostCollectives::Call CrossTransport::call(const Request& request,
+                                           const WaitContext& context) const {
+  return {{&request, sequence_ - 1, rank_, n_ranks_}, context};
 }
 
 void CrossTransport::run_steps(const Request& request, const WaitContext& context) {
@@ -70,18 +80,31 @@ void CrossTransport::run_steps(const Request& request, const WaitContext& contex
   if (auto mismatch = find_mismatch(headers_)) {
     throw MismatchError(*mismatch);
   }
-  switch (pattern(request.kind)) {
+  const Pattern moves = pattern(request.kind);
+  const auto steps = hosts_ != nullptr && has_reduction(request.kind)
+                         ? two_steps(request.dtype, request.op, n_ranks_)
+                         : std::nullopt;
+  switch (moves) {
     case Pattern::kNone:
       break;
     case Pattern::kExchange:
-      exchange(request, context);
+      if (hosts_) {
+        hosts_->exchange_with_neighbours(request, call(request, context));
+      }
+      if (hosts_ && has_shared_input(request.kind)) {
+        hosts_->share_between_hosts(request, headers_, call(request, context));
+      } else {
+        exchange(request, context);
+      }
       break;
     case Pattern::kReduceToAll:
     case Pattern::kReduceToRoot:
-      reduce_pieces(request, context);
+      steps ? hosts_->reduce(request, *steps, call(request, context))
+            : reduce_pieces(request, context);
       break;
     case Pattern::kReduceScatter:
-      reduce_scatter(request, context);
+      steps ? hosts_->reduce_scatter(request, *steps, call(request, context))
+            : reduce_scatter(request, context);
       break;
   }
 }
@@ -92,29 +115,43 @@ void CrossTransport::arrive(const Request& request, const WaitContext& context) 
   write_header(own.data(), make_header(request, sequence_, rank_, n_ranks_), request, n_ranks_);
   slots_.resize(bytes * static_cast<std::size_t>(n_ranks_));
   ++sequence_;
-  bytes_->all_gather(own.data(), slots_.data(), bytes, context);
+  if (hosts_) {
+    hosts_->all_gather(own.data(), slots_.data(), bytes, call(request, context));
+  } else {
+    bytes_->all_gather(own.data(), slots_.data(), bytes, context);
+  }
   headers_.clear();
   for (std::size_t rank = 0; rank < static_cast<std::size_t>(n_ranks_); ++rank) {
     headers_.push_back(read_header(slots_.data() + rank * bytes, n_ranks_));
   }
 }
 
+// Whether what the one gives to the other goes over the network.
+bool CrossTransport::crosses(std::size_t source, std::size_t destination) const {
+  return hosts_ == nullptr
+             ? source != destination
+             : hosts_->layout().host_of[source] != hosts_->layout().host_of[destination];
+}
+
 void CrossTransport::exchange(const Request& request, const WaitContext& context) {
   const auto n = static_cast<std::size_t>(n_ranks_);
-  move_bytes(request.outputs[static_cast<std::size_t>(rank_)].data,
-             request.inputs[static_cast<std::size_t>(rank_)].data,
-             request.outputs[static_cast<std::size_t>(rank_)].bytes);
+  const auto own = static_cast<std::size_t>(rank_);
+  if (!hosts_) {
+    move_bytes(request.outputs[own].data, request.inputs[own].data, request.outputs[own].bytes);
+  }
   std::uint64_t longest = 0;  // of all pairs, so that every rank takes part in as many rounds
-  for (const HeaderView& view : headers_) {
+  for (std::size_t source = 0; source < n; ++source) {
     for (std::size_t peer = 0; peer < n; ++peer) {
-      longest = std::max(longest, view.send_counts[peer] * request.element_bytes);
+      if (crosses(source, peer)) {
+        longest = std::max(longest, headers_[source].send_counts[peer] * request.element_bytes);
+      }
     }
   }
   for (std::uint64_t begin = 0; begin < longest; begin += kPieceBytes) {
     Counts send_bytes(n);
     Counts receive_bytes(n);
     for (std::size_t peer = 0; peer < n; ++peer) {
-      if (static_cast<int>(peer) != rank_) {
+      if (crosses(own, peer)) {
         send_bytes[peer] = part_at(begin, request.inputs[peer].bytes);
         receive_bytes[peer] = part_at(begin, request.outputs[peer].bytes);
       }
@@ -142,47 +179,20 @@ std::vector<double> CrossTransport::factors() const {
 }
 
 void CrossTransport::reduce_pieces(const Request& request, const WaitContext& context) {
-  const auto n = static_cast<std::uint64_t>(n_ranks_);
   const std::size_t element = request.element_bytes;
-  const std::uint64_t piece = kPieceBytes / element * n;
+  const std::uint64_t piece = kPieceBytes / element * static_cast<std::uint64_t>(n_ranks_);
   const bool to_all = pattern(request.kind) == Pattern::kReduceToAll;
+  const bool wants_result = to_all || rank_ == request.root;
   const std::vector<double> factors = this->factors();
+  const auto fold = [&](std::byte* result, const void* const* sources, std::uint64_t count) {
+    reduce(result, sources, n_ranks_, count, request.dtype, request.op, factors.data());
+  };
   for (std::uint64_t done = 0; done < request.count; done += piece) {
     const std::uint64_t count = std::min(piece, request.count - done);
-    const std::uint64_t per_rank = (count + n - 1) / n;
-    const auto slice_bytes = [&](std::uint64_t rank) {
-      return (std::min(count, (rank + 1) * per_rank) - std::min(count, rank * per_rank)) * element;
-    };
-    Counts send_bytes(n);
-    for (std::uint64_t rank = 0; rank < n; ++rank) {
-      send_bytes[rank] = slice_bytes(rank);
-    }
-    const std::uint64_t own_bytes = send_bytes[static_cast<std::size_t>(rank_)];
-    const Counts own_from_each(n, own_bytes);
-    std::vector<std::byte> contributions(own_bytes * n);
-    bytes_->all_to_all(request.inputs[0].data + done * element, send_bytes, contributions.data(),
-                       own_from_each, context);
-    std::vector<const void*> sources;
-    sources.reserve(n);
-    for (std::uint64_t rank = 0; rank < n; ++rank) {
-      sources.push_back(contributions.data() + rank * own_bytes);
-    }
-    std::vector<std::byte> reduced(own_bytes);
-    reduce(reduced.data(), sources.data(), n_ranks_, own_bytes / element, request.dtype, request.op,
-           factors.data());
-    // Hand out the reduced slices: to everybody, or to the root alone.
-    std::vector<std::byte> copies;
-    Counts copy_bytes(n);
-    for (std::uint64_t rank = 0; rank < n; ++rank) {
-      if (to_all || static_cast<int>(rank) == request.root) {
-        copy_bytes[rank] = own_bytes;
-        copies.insert(copies.end(), reduced.begin(), reduced.end());
-      }
-    }
-    const bool wants_result = to_all || rank_ == request.root;
-    bytes_->all_to_all(copies.data(), copy_bytes,
-                       wants_result ? request.outputs[0].data + done * element : nullptr,
-                       wants_result ? send_bytes : Counts(n), context);
+    reduce_in_slices(*bytes_, rank_, n_ranks_,
+                     {count, element, element, to_all ? -1 : request.root, fold},
+                     request.inputs[0].data + done * element,
+                     wants_result ? request.outputs[0].data + done * element : nullptr, context);
   }
 }
 
@@ -216,6 +226,17 @@ void CrossTransport::reduce_scatter(const Request& request, const WaitContext& c
   }
 }
 
-void CrossTransport::abort(const std::string& reason) { bytes_->abort(reason); }
+void CrossTransport::abort(const std::string& reason) {
+  bytes_->abort(reason);
+  if (hosts_) {
+    hosts_->abort(reason);
+  }
+}
+
+void CrossTransport::depart() {
+  if (hosts_) {
+    hosts_->depart();
+  }
+}
 
 }  // namespace horon

@@ -2,8 +2,8 @@
 //
 // Only bytes travel: the arithmetic is ours, in rank order, so results have the same bits on all
 // ranks and every dtype and reduce op works, whatever the carrier can add up. Reductions are
-// reduce-scatter plus all-gather, so a rank moves 2(n-1)/n of the tensor, like a ring. Pieces bound
-// the memory.
+// reduce-scatter plus all-gather, so a rank moves 2(n-1)/n of the tensor, like a ring, or a host as
+// much, where its ranks share memory (host_collectives.h). Pieces bound the memory.
 #pragma once
 
 #include <memory>
@@ -13,21 +13,27 @@
 #include "core/header.h"
 #include "core/transport.h"
 #include "cross/byte_transport.h"
+#include "cross/host_collectives.h"
 
 namespace horon {
 
 class CrossTransport final : public Transport {
  public:
-  CrossTransport(std::shared_ptr<ByteTransport> bytes, int rank, int n_ranks);
+  // `bytes` between all ranks; `hosts` if any of them share memory.
+  CrossTransport(std::shared_ptr<ByteTransport> bytes, int rank, int n_ranks,
+                 std::unique_ptr<HostCollectives> hosts = nullptr);
 
   void run(const Request& request, const WaitContext& context) override;
   void abort(const std::string& reason) override;
-  void depart() override {}
+  void depart() override;
 
  private:
   void run_steps(const Request& request, const WaitContext& context);
   void arrive(const Request& request, const WaitContext& context);
+  HostCollectives::Call call(const Request& request, const WaitContext& context) const;
   void exchange(const Request& request, const WaitContext& context);
+  bool crosses(std::size_t source, std::size_t destination) const;
+  void end(const std::string& reason);
   void reduce_pieces(const Request& request, const WaitContext& context);
   void reduce_scatter(const Request& request, const WaitContext& context);
   std::vector<double> factors() const;
@@ -35,10 +41,11 @@ class CrossTransport final : public Transport {
   const std::shared_ptr<ByteTransport> bytes_;  // shared: abort() comes from other threads
   const int rank_;
   const int n_ranks_;
-  std::uint64_t sequence_ = 0;
-  std::vector<std::byte> slots_;     // all ranks' headers of the running operation
-  std::vector<HeaderView> headers_;  // views into slots_
-  std::string ended_;                // not empty: why nothing runs any more
+  const std::unique_ptr<HostCollectives> hosts_;  // null: all that others get crosses a network
+  std::uint64_t sequence_ = 0;                    // of the next operation
+  std::vector<std::byte> slots_;                  // all ranks' headers of the running operation
+  std::vector<HeaderView> headers_;               // views into slots_
+  std::string ended_;                             // not empty: why nothing runs any more
 };
 
 }  // namespace horon

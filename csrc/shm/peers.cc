@@ -1,13 +1,19 @@
 #include "shm/peers.h"
 
 #include "core/error.h"
+#include "core/rank_list.h"
 
 namespace horon {
 
+std::string Peers::name(const std::vector<int>& ranks) const {
+  return name_ranks(ranks, numbers, global_ranks);
+}
+
 std::string Peers::describe(int peer) const {
   const auto index = static_cast<std::size_t>(peer);
-  const bool renamed = index < global_ranks.size() && global_ranks[index] != peer;
-  return concat("rank ", peer,
+  const int number = this->number(peer);
+  const bool renamed = index < global_ranks.size() && global_ranks[index] != number;
+  return concat("rank ", number,
                 renamed ? concat(" (global rank ", global_ranks[index], ", pid ") : " (pid ",
                 peers[index].pid, ")");
 }

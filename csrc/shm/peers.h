@@ -20,14 +20,23 @@ struct Peers {
   int rank = 0;
   std::vector<Peer> peers;        // by rank, this one included
   std::vector<int> global_ranks;  // by rank in the group; for messages
-  bool is_crowded = false;        // more ranks than cores; every rank says the same
-  bool claims = false;            // see Options::claiming; every rank says the same
-  bool has_spare_cores = false;   // one for a second thread of every rank; every rank says the same
-  bool may_move = true;           // see core_spread.h
+  // Where these are some of a group's ranks, which; by rank; for messages. Empty: all.
+  std::vector<int> numbers;
+  bool is_crowded = false;       // more ranks than cores; every rank says the same
+  bool claims = false;           // see Options::claiming; every rank says the same
+  bool has_spare_cores = false;  // one for a second thread of every rank; every rank says the same
+  bool may_move = true;          // see core_spread.h
   // How long a caller's thread that waits may linger; see Note [Lingering] in wait_policy.h.
   std::chrono::microseconds linger_time{0};
 
   int n_ranks() const { return static_cast<int>(peers.size()); }
+  // What messages call a rank.
+  int number(int peer) const {
+    const auto index = static_cast<std::size_t>(peer);
+    return index < numbers.size() ? numbers[index] : peer;
+  }
+  // As name_ranks().
+  std::string name(const std::vector<int>& ranks) const;
   // "rank 1 (pid 123)", with the global rank where it differs.
   std::string describe(int peer) const;
 };

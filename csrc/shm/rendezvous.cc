@@ -120,7 +120,7 @@ class Rendezvous {
         deadline_(deadline),
         arenas_(arenas) {}
 
-  std::unique_ptr<SharedGroup> run() {
+  std::unique_ptr<SharedGroup> run(Whereabouts* whereabouts) {
     begin();
     std::unique_ptr<SharedGroup> group;
     telling_of_errors([&] {
@@ -128,6 +128,9 @@ class Rendezvous {
       if (!same_host()) {
         check_given_up();
         tell_apart();
+        if (whereabouts != nullptr) {
+          *whereabouts = this->whereabouts();
+        }
         return;
       }
       watch_others();
@@ -191,7 +194,13 @@ class Rendezvous {
     return nullptr;
   }
 
-  std::string own_end() const { return concat("rank ", identity_.rank, " has given up: "); }
+  std::string own_end() const { return concat("rank ", number(identity_.rank), " has given up: "); }
+
+  // What messages call a rank.
+  int number(int rank) const {
+    const auto index = static_cast<std::size_t>(rank);
+    return index < identity_.numbers.size() ? identity_.numbers[index] : rank;
+  }
 
   // Who comes later must not wait for this rank. The first verdict is the one that is repeated.
   void give_up(const std::string& verdict) {
@@ -338,7 +347,9 @@ class Rendezvous {
     return common_cpus(budgets);
   }
 
-  bool is_crowded() const { return identity_.n_ranks > cpus(); }
+  int n_busy() const { return std::max(identity_.n_ranks, identity_.n_on_machine); }
+
+  bool is_crowded() const { return n_busy() > cpus(); }
 
   bool claims() const {
     return options_.claiming == "auto" ? is_crowded() : options_.claiming == "on";
@@ -364,6 +375,21 @@ class Rendezvous {
       }
     }
     return true;
+  }
+
+  Whereabouts whereabouts() const {
+    Whereabouts where;
+    const HostIdentity& own = records_[static_cast<std::size_t>(identity_.rank)].host;
+    where.n_on_machine = 0;
+    for (const Record& record : records_) {
+      int host = 0;  // the first rank that is there
+      while (records_[static_cast<std::size_t>(host)].host != record.host) {
+        ++host;
+      }
+      where.hosts.push_back(host);
+      where.n_on_machine += record.host.boot_id == own.boot_id ? 1 : 0;
+    }
+    return where;
   }
 
   // Who set up several hosts knows it; who set up one may not know that it counts as several.
@@ -588,6 +614,7 @@ class Rendezvous {
     Peers peers;
     peers.rank = identity_.rank;
     peers.global_ranks = identity_.global_ranks;
+    peers.numbers = identity_.numbers;
     peers.peers.resize(static_cast<std::size_t>(identity_.n_ranks));
     for (std::size_t rank = 0; rank < peers.peers.size(); ++rank) {
       peers.peers[rank].pid = records_[rank].process.pid;
@@ -619,10 +646,10 @@ class Rendezvous {
         }
       }
     } catch (const Error& error) {
-      log_warning_once(
-          error.what(),
-          concat("rank ", identity_.rank, " can not see the tensors that its peers have in ",
-                 "their arenas, which are therefore copied: ", error.what()));
+      log_warning_once(error.what(),
+                       concat("rank ", number(identity_.rank),
+                              " can not see the tensors that its peers have in ",
+                              "their arenas, which are therefore copied: ", error.what()));
       return {};
     }
     return GroupArenas(arenas_.own, std::move(views));
@@ -634,7 +661,7 @@ class Rendezvous {
     peers.claims = claims();
     peers.may_move = may_move_;
     peers.linger_time = peers.is_crowded ? std::chrono::microseconds(0) : linger_time_;
-    peers.has_spare_cores = 2 * identity_.n_ranks <= cpus();
+    peers.has_spare_cores = 2 * n_busy() <= cpus();
     return std::make_unique<SharedGroup>(
         SharedGroup{Segment(Mapping(file, layout_.total_bytes()), layout_), std::move(peers), {}});
   }
@@ -681,7 +708,7 @@ class Rendezvous {
   // Why this rank shares no memory, if it does not. Not where the group fails for another reason.
   void tell(const std::string& failure) const {
     if (!failure.empty()) {
-      log_warning_once(failure, concat("rank ", identity_.rank,
+      log_warning_once(failure, concat("rank ", number(identity_.rank),
                                        " shares no memory with the group and counts as ",
                                        "another host: ", failure));
     }
@@ -724,7 +751,8 @@ class Rendezvous {
     try {
       return store_.get(key(what, rank), deadline_);
     } catch (const TimeoutError&) {
-      const std::string whom = name_ranks(all_without(what, rank), identity_.global_ranks);
+      const std::string whom =
+          name_ranks(all_without(what, rank), identity_.numbers, identity_.global_ranks);
       throw TimeoutError(concat("Timed out waiting ", deadline_.timeout().count(), "ms for ", whom,
                                 " to join the group of ", identity_.n_ranks,
                                 " ranks. Is it running, and does it create the same groups in the ",
@@ -743,7 +771,8 @@ class Rendezvous {
     }
     return often.empty()
                ? ""
-               : concat(" Another process has come as ", name_ranks(often, identity_.global_ranks),
+               : concat(" Another process has come as ",
+                        name_ranks(often, identity_.numbers, identity_.global_ranks),
                         ", too: was it started again, or do two processes have one RANK?");
   }
 
@@ -781,8 +810,8 @@ class Rendezvous {
 
 std::unique_ptr<SharedGroup> rendezvous(Store& store, const GroupIdentity& identity,
                                         const Options& options, const Deadline& deadline,
-                                        const ArenaAccess& arenas) {
-  return Rendezvous(store, identity, options, deadline, arenas).run();
+                                        const ArenaAccess& arenas, Whereabouts* whereabouts) {
+  return Rendezvous(store, identity, options, deadline, arenas).run(whereabouts);
 }
 
 std::int64_t call_roll(Store& store, const GroupIdentity& identity, const Options& options,

@@ -36,6 +36,18 @@ struct GroupIdentity {
   int rank = 0;
   int n_ranks = 1;
   std::vector<int> global_ranks;
+  // Of a part of a group's ranks: which of them each is, by rank. Empty: all.
+  std::vector<int> numbers;
+  // Ranks on this machine that compute at the same time, if more than these.
+  int n_on_machine = 0;
+};
+
+// Of a group whose ranks do not all share memory.
+struct Whereabouts {
+  // Ranks with the same number are on one host, as far as they say. Empty: they say so of all, but
+  // share no memory.
+  std::vector<int> hosts;
+  int n_on_machine = 1;  // ranks on this rank's machine, whatever hosts they count as
 };
 
 // What a group on one host shares.
@@ -52,11 +64,13 @@ struct ArenaAccess {
   std::shared_ptr<LentMemory> lent;    // of windows; null: this process makes none
 };
 
-// Nothing when the ranks do not all share memory. Blocks until all ranks are here.
+// Nothing when the ranks do not all share memory; `whereabouts`, unless it is null, then tells
+// where they are. Blocks until all ranks are here.
 // Throws TimeoutError (naming the missing rank), UsageError (settings or builds differ), Error.
 std::unique_ptr<SharedGroup> rendezvous(Store& store, const GroupIdentity& identity,
                                         const Options& options, const Deadline& deadline,
-                                        const ArenaAccess& arenas = {});
+                                        const ArenaAccess& arenas = {},
+                                        Whereabouts* whereabouts = nullptr);
 
 // Steps 1 and 2 alone, for who begins several things on one store that must not meet those of an
 // earlier beginning. Returns the generation, under which all ranks then find each other's things.

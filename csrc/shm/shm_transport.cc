@@ -51,7 +51,9 @@ void ShmTransport::run_guarded(const Request& request, std::uint64_t number,
     end_group(request, number, error.what());
   } catch (...) {  // check_interrupt's own exception: passed on as it is
     quarantine(request);
-    ended_ = concat("rank ", rank_, " was interrupted in ", name(request.kind), " #", number);
+    const OperationName named = whole_of(request, number);
+    ended_ = concat("rank ", named.rank, " was interrupted in ", name(named.request->kind), " #",
+                    named.number);
     segment_->poison(deposits_.current(), ended_);
     throw;
   }
@@ -191,17 +193,21 @@ void ShmTransport::quarantine(const Request& request) {
   }
 }
 
+OperationName ShmTransport::whole_of(const Request& request, std::uint64_t number) const {
+  return request.whole == nullptr ? OperationName{&request, number, rank_, n_ranks_}
+                                  : *request.whole;
+}
+
 void ShmTransport::end_group(const Request& request, std::uint64_t number,
                              const std::string& reason) {
   quarantine(request);
-  const std::string where = concat(name(request.kind), " #", number, " on rank ", rank_, " (",
-                                   describe(request, n_ranks_), ")");
+  const std::string where = describe(whole_of(request, number));
   ended_ = segment_->is_poisoned() ? reason : concat(where, ": ", reason);
   segment_->poison(deposits_.current(), ended_);
   if (request.kind == OpKind::kMonitoredBarrier && rank_ != 0) {
     throw GroupError(monitored_barrier_refused_text(rank_, reason));
   }
-  throw GroupError(group_over_text(concat(where, ": ", reason)));
+  throw EndedError(group_over_text(concat(where, ": ", reason)), reason);
 }
 
 void ShmTransport::complete_current(const Request& request, const WaitContext& context,
@@ -286,7 +292,7 @@ bool ShmTransport::all_inline() const {
 void ShmTransport::abort(const std::string& reason) {
   // Others may still be busy with operations that this rank has done its part of: those succeed.
   segment_->poison(finished_.load(std::memory_order_relaxed),
-                   concat("rank ", rank_, " aborted the group: ", reason));
+                   concat("rank ", peers_->number(rank_), " aborted the group: ", reason));
   board_.abort(reason);
 }
 

@@ -55,6 +55,7 @@ class ShmTransport final : public Transport {
   void step(const WaitContext& context);
   const std::vector<HeaderView>& headers() const { return deposits_.headers(); }
   bool all_inline() const;
+  OperationName whole_of(const Request& request, std::uint64_t number) const;
   [[noreturn]] void end_group(const Request& request, std::uint64_t number,
                               const std::string& reason);
   // Where in this process's arena the data of an operation lies, for its header.

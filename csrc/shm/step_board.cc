@@ -126,7 +126,7 @@ void StepBoard::await(int peer, const WaitContext& context) {
     check_health();
     if (context.deadline.has_passed() && !has_reached(peer)) {
       throw TimeoutError(concat("Timed out waiting ", context.deadline.timeout().count(), "ms for ",
-                                name_ranks(missing_ranks(), peers_->global_ranks)));
+                                peers_->name(missing_ranks())));
     }
   };
   sleep_until(word(peer, awaited_), ready, check, context,

@@ -21,6 +21,7 @@ class Options:
     claiming: str
     cuda_batch_bytes: int
     sparse: bool
+    hierarchical: bool
     host_id: str
     global_ranks_in_group: list[int]
     group_name: str

@@ -37,8 +37,9 @@ struct Plan {
   int n_ranks = 1;
   int root = 0;
   std::uint64_t count = 0;
-  bool is_uneven = false;    // ranks send different numbers of elements where the kind allows it
-  bool is_in_place = false;  // outputs lie in the inputs where the kind allows it
+  bool is_uneven = false;     // ranks send different numbers of elements where the kind allows it
+  bool adds_exactly = false;  // real numbers whose sums do not depend on the order
+  bool is_in_place = false;   // outputs lie in the inputs where the kind allows it
   std::uint64_t batch_digest = 0;
   unsigned seed = 0;
   std::string refusal;
@@ -108,11 +109,11 @@ struct Plan {
         break;
       case DType::kFloat32:
       case DType::kComplex64:
-        fill([](int i) { return static_cast<float>(i) / 4 + 0.1f; });
+        fill([this](int i) { return static_cast<float>(i) / 4 + (adds_exactly ? 0 : 0.1f); });
         break;
       case DType::kFloat64:
       case DType::kComplex128:
-        fill([](int i) { return static_cast<double>(i) / 4 + 0.1; });
+        fill([this](int i) { return static_cast<double>(i) / 4 + (adds_exactly ? 0 : 0.1); });
         break;
       case DType::kBool:
         fill([](int i) { return static_cast<std::uint8_t>(i & 1); });

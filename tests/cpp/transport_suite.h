@@ -21,6 +21,9 @@ struct Transports {
 // Makes the connected transports of n ranks.
 using Make = std::function<Transports(int n_ranks)>;
 
+// Whether a transport promises to add up in the order of ranks.
+enum class Order : std::uint8_t { kOfRanks, kAny };
+
 inline const std::vector<OpKind>& all_kinds() {
   static const std::vector<OpKind> kinds = [] {
     std::vector<OpKind> all;
@@ -67,7 +70,7 @@ inline ReduceOp op_for(DType dtype, int turn) {
 }
 
 // All the plans of one n: kinds x dtypes x counts, uneven and in place where that exists.
-inline std::vector<Plan> plans_for(int n_ranks) {
+inline std::vector<Plan> plans_for(int n_ranks, Order order = Order::kOfRanks) {
   std::vector<Plan> plans;
   int turn = 0;
   for (const OpKind kind : all_kinds()) {
@@ -92,6 +95,7 @@ inline std::vector<Plan> plans_for(int n_ranks) {
         plan.is_in_place = turn % 2 == 0 && pattern(kind) != Pattern::kNone;
         plan.op = has_reduction(kind) ? op_for(dtype, turn) : ReduceOp::kSum;
         plan.seed = static_cast<unsigned>(turn);
+        plan.adds_exactly = order == Order::kAny;
         plans.push_back(plan);
       }
     }
@@ -99,10 +103,10 @@ inline std::vector<Plan> plans_for(int n_ranks) {
   return plans;
 }
 
-inline void test_all_kinds(const Make& make) {
+inline void test_all_kinds(const Make& make, Order order = Order::kOfRanks) {
   for (int n = 1; n <= 5; ++n) {
     const Transports transports = make(n);
-    const std::vector<Plan> plans = plans_for(n);
+    const std::vector<Plan> plans = plans_for(n, order);
     require_no_errors(run_ranks(n, [&](int rank) {
       for (const Plan& plan : plans) {
         run_and_check(*transports.by_rank[static_cast<std::size_t>(rank)], plan, rank);
@@ -195,7 +199,7 @@ inline void test_pieces(const Make& make) {
 }
 
 // Every reducible dtype and op, on sizes inline and not.
-inline void test_all_ops(const Make& make) {
+inline void test_all_ops(const Make& make, Order order = Order::kOfRanks) {
   for (const int n : {1, 3}) {
     const Transports transports = make(n);
     require_no_errors(run_ranks(n, [&](int rank) {
@@ -212,6 +216,7 @@ inline void test_all_ops(const Make& make) {
               plan.count = count;
               plan.root = n - 1;
               plan.seed = ++seed;
+              plan.adds_exactly = order == Order::kAny;
               Transport& transport = *transports.by_rank[static_cast<std::size_t>(rank)];
               if (is_reducible(plan.dtype, plan.op)) {
                 run_and_check(transport, plan, rank);
@@ -277,7 +282,7 @@ inline std::string spoil(Plan& plan, std::mt19937& random) {
   }
 }
 
-inline void test_mixed_with_mismatches(const Make& make) {
+inline void test_mixed_with_mismatches(const Make& make, Order order = Order::kOfRanks) {
   for (int n = 2; n <= 5; ++n) {
     const Transports transports = make(n);
     require_no_errors(run_ranks(n, [&](int rank) {
@@ -296,6 +301,7 @@ inline void test_mixed_with_mismatches(const Make& make) {
         plan.is_in_place = random() % 2 == 0;
         plan.is_uneven = random() % 4 == 0;
         plan.seed = i;
+        plan.adds_exactly = order == Order::kAny;
         if (random() % 3 != 0) {
           run_and_check(transport, plan, rank);
           continue;
@@ -310,13 +316,14 @@ inline void test_mixed_with_mismatches(const Make& make) {
       last.kind = OpKind::kAllReduce;
       last.n_ranks = n;
       last.count = 2000;
+      last.adds_exactly = order == Order::kAny;
       run_and_check(transport, last, rank);
     }));
   }
 }
 
 // Each rank's own factor is used, whoever computes.
-inline void test_premul_factors(const Make& make) {
+inline void test_premul_factors(const Make& make, Order order = Order::kOfRanks) {
   for (int n = 1; n <= 5; ++n) {
     const Transports transports = make(n);
     require_no_errors(run_ranks(n, [&](int rank) {
@@ -326,6 +333,7 @@ inline void test_premul_factors(const Make& make) {
           Plan plan;
           plan.kind = kind;
           plan.op = ReduceOp::kPremulSum;
+          plan.adds_exactly = order == Order::kAny;
           plan.n_ranks = n;
           plan.count = count;
           run_and_check(*transports.by_rank[static_cast<std::size_t>(rank)], plan, rank);

@@ -19,6 +19,7 @@ VALUES: dict[str, Any] = {
     "claiming": "on",
     "cuda_batch_bytes": 4096,
     "sparse": True,
+    "hierarchical": False,
     "host_id": "here",
 }
 DEFAULTS: dict[str, Any] = {
@@ -30,6 +31,7 @@ DEFAULTS: dict[str, Any] = {
     "claiming": "auto",
     "cuda_batch_bytes": 0,
     "sparse": False,
+    "hierarchical": True,
     "host_id": "",
 }
 

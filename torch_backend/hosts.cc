@@ -1,0 +1,87 @@
+#include "hosts.h"
+
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "core/error.h"
+#include "gloo_adapter.h"
+#include "process_arena.h"
+#include "shm/shm_transport.h"
+#include "store_adapter.h"
+
+namespace horon::torch_backend {
+namespace {
+
+c10::intrusive_ptr<c10d::Store> below(const c10::intrusive_ptr<c10d::Store>& store,
+                                      const std::string& prefix) {
+  return c10::make_intrusive<c10d::PrefixStore>(prefix, store);
+}
+
+// This rank among those of its host.
+GroupIdentity on_own_host(const GroupIdentity& identity, const HostLayout& layout,
+                          int n_on_machine) {
+  GroupIdentity own;
+  own.rank = static_cast<int>(layout.own_index);
+  own.n_ranks = static_cast<int>(layout.neighbours().size());
+  own.numbers = layout.neighbours();
+  for (const int rank : layout.neighbours()) {
+    if (!identity.global_ranks.empty()) {
+      own.global_ranks.push_back(identity.global_ranks[static_cast<std::size_t>(rank)]);
+    }
+  }
+  own.n_on_machine = n_on_machine;
+  return own;
+}
+
+bool is_so_on_all(bool is_so, ByteTransport& all, int n_ranks, const Deadline& deadline) {
+  const auto own = static_cast<std::byte>(is_so);
+  std::vector<std::byte> answers(static_cast<std::size_t>(n_ranks));
+  all.all_gather(&own, answers.data(), 1, WaitContext{deadline, nullptr});
+  return std::find(answers.begin(), answers.end(), std::byte{0}) == answers.end();
+}
+
+}  // namespace
+
+std::unique_ptr<HostCollectives> make_host_collectives(
+    const c10::intrusive_ptr<c10d::Store>& store, const GroupIdentity& identity,
+    const Options& options, std::chrono::milliseconds timeout, const Whereabouts& whereabouts,
+    ByteTransport& all, std::int64_t attempt, const GlooFactory& make_gloo,
+    const std::function<void()>& look_around) {
+  if (!options.hierarchical || whereabouts.hosts.empty()) {
+    return nullptr;
+  }
+  HostCollectives::Parts parts;
+  parts.layout = lay_out(whereabouts.hosts, identity.rank);
+  const HostLayout& layout = parts.layout;
+  if (!has_neighbours(layout)) {
+    return nullptr;
+  }
+  const Deadline deadline = Deadline::after(timeout);
+  bool is_ready = true;
+  if (layout.neighbours().size() > 1) {
+    StoreAdapter meeting(below(store, concat("hosts/", layout.neighbours().front())), look_around);
+    std::shared_ptr<SharedGroup> shared =
+        rendezvous(meeting, on_own_host(identity, layout, whereabouts.n_on_machine), options,
+                   deadline, arena_access());
+    is_ready = shared != nullptr;
+    if (shared) {
+      parts.local =
+          std::make_unique<ShmTransport>(&shared->segment, &shared->peers, &shared->arenas);
+      parts.kept = std::move(shared);
+    }
+  }
+  if (!is_so_on_all(is_ready, all, identity.n_ranks, deadline)) {
+    return nullptr;
+  }
+  if (layout.is_in_column()) {
+    parts.column = std::make_shared<GlooAdapter>(make_gloo_group(
+        below(store, concat("hosts/column/", layout.own_index)), static_cast<int>(layout.own_host),
+        static_cast<int>(layout.n_hosts()), attempt, make_gloo, look_around));
+  }
+  return std::make_unique<HostCollectives>(std::move(parts));
+}
+
+}  // namespace horon::torch_backend
