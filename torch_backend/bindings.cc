@@ -78,6 +78,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   add_option("cuda_batch_bytes", &horon::Options::cuda_batch_bytes);
   add_option("sparse", &horon::Options::sparse);
   add_option("hierarchical", &horon::Options::hierarchical);
+  add_option("carrier", &horon::Options::carrier);
   add_option("host_id", &horon::Options::host_id);
   options.def(py::init<std::chrono::milliseconds>(), py::arg("timeout") = kBackendDefaultTimeout)
       .def_property(

@@ -1,5 +1,6 @@
 #include "gloo_adapter.h"
 
+#include <algorithm>
 #include <condition_variable>
 #include <mutex>
 #include <numeric>
@@ -81,22 +82,44 @@ void GlooAdapter::all_gather(const std::byte* send, std::byte* receive, std::siz
   run_on_gloo(gloo_, [&] { return gloo_->_allgather_base(output, input, options); }, context);
 }
 
-void GlooAdapter::all_to_all(const std::byte* send, const std::vector<std::uint64_t>& send_bytes,
-                             std::byte* receive, const std::vector<std::uint64_t>& receive_bytes,
-                             const WaitContext& context) {
-  std::vector<int64_t> input_splits(send_bytes.begin(), send_bytes.end());
-  std::vector<int64_t> output_splits(receive_bytes.begin(), receive_bytes.end());
-  const auto total = [](const std::vector<int64_t>& splits) {
-    return static_cast<std::size_t>(std::accumulate(splits.begin(), splits.end(), int64_t{0}));
+void GlooAdapter::exchange(const SentSpans& send, const ReceivedSpans& receive,
+                           const WaitContext& context) {
+  const auto own = static_cast<std::size_t>(gloo_->getRank());
+  const auto sizes_of = [&](const auto& spans) {
+    std::vector<int64_t> sizes;
+    for (std::size_t rank = 0; rank < spans.size(); ++rank) {
+      sizes.push_back(rank == own ? 0 : static_cast<int64_t>(spans[rank].bytes));
+    }
+    return sizes;
   };
-  at::Tensor input = view_bytes(send, total(input_splits));
-  at::Tensor output = view_bytes(receive, total(output_splits));
+  std::vector<int64_t> send_sizes = sizes_of(send);
+  std::vector<int64_t> receive_sizes = sizes_of(receive);
+  const auto total = [](const std::vector<int64_t>& sizes) {
+    return static_cast<std::size_t>(std::accumulate(sizes.begin(), sizes.end(), int64_t{0}));
+  };
+  std::byte* const sent = sent_.need(total(send_sizes));
+  std::byte* const received = received_.need(total(receive_sizes));
+  std::byte* to = sent;
+  for (std::size_t rank = 0; rank < send.size(); ++rank) {
+    if (send_sizes[rank] > 0) {
+      to = std::copy_n(send[rank].data, send[rank].bytes, to);
+    }
+  }
+  at::Tensor input = view_bytes(sent, total(send_sizes));
+  at::Tensor output = view_bytes(received, total(receive_sizes));
   c10d::AllToAllOptions options;
   options.timeout = timeout_left(context);
   run_on_gloo(
       gloo_,
-      [&] { return gloo_->alltoall_base(output, input, output_splits, input_splits, options); },
+      [&] { return gloo_->alltoall_base(output, input, receive_sizes, send_sizes, options); },
       context);
+  const std::byte* from = received;
+  for (std::size_t rank = 0; rank < receive.size(); ++rank) {
+    if (receive_sizes[rank] > 0) {
+      std::copy_n(from, receive[rank].bytes, receive[rank].data);
+      from += receive[rank].bytes;
+    }
+  }
 }
 
 void GlooAdapter::abort(const std::string&) { gloo_->abort(); }

@@ -4,6 +4,7 @@
 #include <functional>
 
 #include "compat.h"
+#include "core/scratch.h"
 #include "cross/byte_transport.h"
 
 namespace horon::torch_backend {
@@ -16,15 +17,16 @@ class GlooAdapter final : public ByteTransport {
 
   void all_gather(const std::byte* send, std::byte* receive, std::size_t bytes,
                   const WaitContext& context) override;
-  void all_to_all(const std::byte* send, const std::vector<std::uint64_t>& send_bytes,
-                  std::byte* receive, const std::vector<std::uint64_t>& receive_bytes,
-                  const WaitContext& context) override;
+  void exchange(const SentSpans& send, const ReceivedSpans& receive,
+                const WaitContext& context) override;
   void abort(const std::string& reason) override;
 
   // For point-to-point messages, which Gloo matches itself.
   c10d::Backend& gloo() { return *gloo_; }
 
  private:
+  Scratch sent_;  // one after another, as Gloo takes them
+  Scratch received_;
   const c10::intrusive_ptr<c10d::Backend> gloo_;
 };
 

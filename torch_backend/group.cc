@@ -2,7 +2,12 @@
 
 #include <algorithm>
 #include <new>
+#include <numeric>
+#include <utility>
 
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+
+#include "carrier.h"
 #include "core/error.h"
 #include "cross/cross_transport.h"
 #include "hosts.h"
@@ -15,6 +20,42 @@ namespace {
 
 // A healthy shutdown waits no longer for messages that nobody receives.
 constexpr std::chrono::seconds kMessageDrain{2};
+
+std::unique_ptr<Transport> make_cross_transport(
+    const c10::intrusive_ptr<c10d::Store>& store, const GroupIdentity& identity,
+    const Options& options, std::chrono::milliseconds timeout, const Whereabouts& whereabouts,
+    const std::shared_ptr<GlooAdapter>& gloo, std::int64_t attempt, const GlooFactory& make_gloo,
+    const std::function<void()>& look_around) {
+  const auto below = [&](const c10::intrusive_ptr<c10d::Store>& whole, const char* what) {
+    return c10::make_intrusive<c10d::PrefixStore>(concat(what, '/', attempt), whole);
+  };
+  std::shared_ptr<ByteTransport> all = gloo;
+  if (options.carrier != "gloo") {
+    std::vector<int> numbers(static_cast<std::size_t>(identity.n_ranks));
+    std::iota(numbers.begin(), numbers.end(), 0);
+    auto own = connect_all(below(store, "carrier"), identity.rank, numbers, look_around);
+    if (is_so_on_all(own != nullptr, *gloo, identity.n_ranks,
+                     {Deadline::after(timeout), nullptr})) {
+      all = std::move(own);
+    }
+  }
+  const bool is_own = all != gloo;
+  const auto make_column = [&](const c10::intrusive_ptr<c10d::Store>& of_column, int rank,
+                               const std::vector<int>& numbers) -> std::shared_ptr<ByteTransport> {
+    if (is_own) {
+      auto column = connect_all(below(of_column, "carrier"), rank, numbers, look_around);
+      HORON_CHECK(column, "rank ", identity.rank,
+                  " could connect to the other ranks once, and not a second time");
+      return column;
+    }
+    return std::make_shared<GlooAdapter>(make_gloo_group(
+        of_column, rank, static_cast<int>(numbers.size()), attempt, make_gloo, look_around));
+  };
+  auto hosts = make_host_collectives(store, identity, options, timeout, whereabouts, *all,
+                                     make_column, look_around);
+  return std::make_unique<CrossTransport>(std::move(all), identity.rank, identity.n_ranks,
+                                          std::move(hosts));
+}
 
 }  // namespace
 
@@ -39,10 +80,8 @@ std::shared_ptr<Group> Group::make(const c10::intrusive_ptr<c10d::Store>& store,
     const auto look = [&] { adapter.look_around(); };
     group->gloo_ = std::make_shared<GlooAdapter>(
         make_gloo_group(store, identity.rank, identity.n_ranks, attempt, make_gloo, look));
-    group->transport_ = std::make_unique<CrossTransport>(
-        group->gloo_, identity.rank, identity.n_ranks,
-        make_host_collectives(store, identity, options, timeout, whereabouts, *group->gloo_,
-                              attempt, make_gloo, look));
+    group->transport_ = make_cross_transport(store, identity, options, timeout, whereabouts,
+                                             group->gloo_, attempt, make_gloo, look);
   }
   return group;
 }

@@ -2,12 +2,11 @@
 
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
-#include <algorithm>
 #include <utility>
 #include <vector>
 
+#include "carrier.h"
 #include "core/error.h"
-#include "gloo_adapter.h"
 #include "process_arena.h"
 #include "shm/shm_transport.h"
 #include "store_adapter.h"
@@ -36,20 +35,12 @@ GroupIdentity on_own_host(const GroupIdentity& identity, const HostLayout& layou
   return own;
 }
 
-bool is_so_on_all(bool is_so, ByteTransport& all, int n_ranks, const Deadline& deadline) {
-  const auto own = static_cast<std::byte>(is_so);
-  std::vector<std::byte> answers(static_cast<std::size_t>(n_ranks));
-  all.all_gather(&own, answers.data(), 1, WaitContext{deadline, nullptr});
-  return std::find(answers.begin(), answers.end(), std::byte{0}) == answers.end();
-}
-
 }  // namespace
 
 std::unique_ptr<HostCollectives> make_host_collectives(
     const c10::intrusive_ptr<c10d::Store>& store, const GroupIdentity& identity,
     const Options& options, std::chrono::milliseconds timeout, const Whereabouts& whereabouts,
-    ByteTransport& all, std::int64_t attempt, const GlooFactory& make_gloo,
-    const std::function<void()>& look_around) {
+    ByteTransport& all, const ColumnMaker& make_column, const std::function<void()>& look_around) {
   if (!options.hierarchical || whereabouts.hosts.empty()) {
     return nullptr;
   }
@@ -73,13 +64,16 @@ std::unique_ptr<HostCollectives> make_host_collectives(
       parts.kept = std::move(shared);
     }
   }
-  if (!is_so_on_all(is_ready, all, identity.n_ranks, deadline)) {
+  if (!is_so_on_all(is_ready, all, identity.n_ranks, {deadline, nullptr})) {
     return nullptr;
   }
   if (layout.is_in_column()) {
-    parts.column = std::make_shared<GlooAdapter>(make_gloo_group(
-        below(store, concat("hosts/column/", layout.own_index)), static_cast<int>(layout.own_host),
-        static_cast<int>(layout.n_hosts()), attempt, make_gloo, look_around));
+    std::vector<int> ranks;
+    for (const std::vector<int>& of_host : layout.hosts) {
+      ranks.push_back(of_host[layout.own_index]);
+    }
+    parts.column = make_column(below(store, concat("hosts/column/", layout.own_index)),
+                               static_cast<int>(layout.own_host), ranks);
   }
   return std::make_unique<HostCollectives>(std::move(parts));
 }

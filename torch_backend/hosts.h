@@ -3,27 +3,29 @@
 #pragma once
 
 #include <chrono>
-#include <cstdint>
 #include <functional>
 #include <memory>
+#include <vector>
 
 #include "compat.h"
 #include "core/options.h"
 #include "cross/byte_transport.h"
 #include "cross/host_collectives.h"
-#include "gloo_meeting.h"
 #include "shm/rendezvous.h"
 
 namespace horon::torch_backend {
 
+// Connects the ranks that messages call `numbers`, of which this is the `rank`-th.
+using ColumnMaker = std::function<std::shared_ptr<ByteTransport>(
+    const c10::intrusive_ptr<c10d::Store>& store, int rank, const std::vector<int>& numbers)>;
+
 // Of a group that rendezvous() has told the whereabouts of, in `store`. `all` carries bytes between
-// all ranks; `attempt` as for make_gloo_group(). Nothing where no host has several ranks, where
+// all ranks. Nothing where no host has several ranks, where
 // these share no memory after all, and if options.hierarchical is off: the same on every rank.
-// Blocks until all ranks have come. Throws as rendezvous() and make_gloo_group().
+// Blocks until all ranks have come. Throws as rendezvous() and make_column().
 std::unique_ptr<HostCollectives> make_host_collectives(
     const c10::intrusive_ptr<c10d::Store>& store, const GroupIdentity& identity,
     const Options& options, std::chrono::milliseconds timeout, const Whereabouts& whereabouts,
-    ByteTransport& all, std::int64_t attempt, const GlooFactory& make_gloo,
-    const std::function<void()>& look_around);
+    ByteTransport& all, const ColumnMaker& make_column, const std::function<void()>& look_around);
 
 }  // namespace horon::torch_backend

@@ -79,6 +79,9 @@ Options Options::from_environment() {
   }
   options.sparse = read_switch("HORON_SPARSE", options.sparse);
   options.hierarchical = read_switch("HORON_HIERARCHICAL", options.hierarchical);
+  if (const char* carrier = std::getenv("HORON_CARRIER"); carrier != nullptr && *carrier) {
+    options.carrier = carrier;
+  }
   if (const char* host = std::getenv("HORON_HOST_ID")) {
     options.host_id = host;
   }
@@ -101,6 +104,15 @@ std::optional<std::size_t> arena_bytes_from_environment() {
 
 bool may_move_threads_from_environment() { return read_switch("HORON_MOVE_THREADS", true); }
 
+std::string network_interfaces_from_environment() {
+  for (const char* variable : {"HORON_IFACE", "HOROVOD_GLOO_IFACE", "GLOO_SOCKET_IFNAME"}) {
+    if (const char* text = std::getenv(variable); text != nullptr && *text != '\0') {
+      return text;
+    }
+  }
+  return "";
+}
+
 std::chrono::microseconds linger_time_from_environment() {
   constexpr const char* kVariable = "HORON_LINGER_US";
   constexpr std::size_t kMost = 50'000;  // then everybody looks around, for death and Ctrl-C
@@ -117,6 +129,9 @@ bool gradients_in_place_from_environment() { return read_switch("HORON_GRADIENTS
 void Options::validate() const {
   if (claiming != "auto" && claiming != "on" && claiming != "off") {
     throw UsageError(concat("option claiming: expected auto, on or off, got '", claiming, "'."));
+  }
+  if (carrier != "tcp" && carrier != "gloo") {
+    throw UsageError(concat("option carrier: expected tcp or gloo, got '", carrier, "'."));
   }
   constexpr std::size_t kMaxBytes = std::size_t{1} << 30;
   check_range("inline_bytes", inline_bytes, 0, kMaxBytes);
@@ -139,7 +154,7 @@ std::string Options::fingerprint() const {
   return concat("inline=", inline_bytes, " deposit=", deposit_bytes, " buffer=", buffer_bytes,
                 " claiming=", claiming, " ring=", ring_bytes, " eager=", eager_bytes,
                 " cuda_batch=", cuda_batch_bytes, " sparse=", sparse ? "on" : "off",
-                " hierarchical=", hierarchical ? "on" : "off");
+                " hierarchical=", hierarchical ? "on" : "off", " carrier=", carrier);
 }
 
 }  // namespace horon

@@ -64,6 +64,10 @@ struct Options {
   // HORON_HIERARCHICAL (on or off).
   bool hierarchical = true;
 
+  // What carries bytes between hosts: "tcp", horon's own connections (Gloo where these can not be
+  // made), or "gloo". Default tcp. Environment: HORON_CARRIER.
+  std::string carrier = "tcp";
+
   // Ranks with different values count as different hosts, whatever the machine says. For tests, and
   // for containers that share a kernel but no memory. Environment: HORON_HOST_ID.
   std::string host_id;
@@ -88,6 +92,10 @@ std::optional<std::size_t> arena_bytes_from_environment();
 // HORON_MOVE_THREADS: whether ranks that share a core may move to an emptier one (on, the default,
 // or off). A setting of the process. Throws UsageError for other values.
 bool may_move_threads_from_environment();
+
+// HORON_IFACE, or else HOROVOD_GLOO_IFACE or GLOO_SOCKET_IFNAME: the network interfaces
+// ("eth0,eth1") by which other hosts reach this one. Empty: all.
+std::string network_interfaces_from_environment();
 
 // HORON_LINGER_US: how many microseconds a call that waits keeps its core before it sleeps, where
 // every rank has one. Default 10,000. A setting of the process. Throws UsageError for values that

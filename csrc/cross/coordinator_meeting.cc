@@ -17,7 +17,7 @@
 namespace horon {
 namespace {
 
-constexpr std::uint64_t kMagic = 0x32306c74636e7268;  // "hrnctl02": changes with the protocol
+constexpr std::uint64_t kMagic = 0x33306c74636e7268;  // "hrnctl03": changes with the protocol
 // In the place of rank 0's address.
 constexpr std::string_view kFailed = "failed: ";
 // Who connects greets at once.
@@ -33,11 +33,11 @@ struct Greeting {
   std::int64_t pid = 0;
   std::int32_t rank = -1;
   char host[64] = {};
-  std::int32_t reserved = 0;
+  std::int32_t number = 0;  // what messages call it
 };
 
 std::string describe(const Greeting& greeting) {
-  return concat("rank ", greeting.rank, " (pid ", greeting.pid, " on ",
+  return concat("rank ", greeting.number, " (pid ", greeting.pid, " on ",
                 std::string(greeting.host, ::strnlen(greeting.host, sizeof greeting.host)), ')');
 }
 
@@ -76,12 +76,18 @@ struct Place {
   }
 };
 
-Greeting own_greeting(std::uint64_t nonce, int rank) {
+int number_of(int rank, const std::vector<int>& numbers) {
+  const auto index = static_cast<std::size_t>(rank);
+  return index < numbers.size() ? numbers[index] : rank;
+}
+
+Greeting own_greeting(std::uint64_t nonce, int rank, const std::vector<int>& numbers) {
   Greeting greeting;
   greeting.magic = kMagic;
   greeting.nonce = nonce;
   greeting.pid = ::getpid();
   greeting.rank = rank;
+  greeting.number = number_of(rank, numbers);
   ::gethostname(greeting.host, sizeof greeting.host - 1);
   return greeting;
 }
@@ -112,8 +118,8 @@ std::optional<RemotePeer> welcome(UniqueFd socket, const Greeting& own, int n_ra
     receive_all(socket.get(), &has_read, sizeof has_read, context);
   } catch (const Error& error) {
     if (theirs.magic == kMagic && theirs.rank >= 0) {  // it speaks our language
-      log_warning(
-          concat("rank 0 refused a connection from ", describe(theirs), ": ", error.what()));
+      log_warning(concat("rank ", own.number, " refused a connection from ", describe(theirs), ": ",
+                         error.what()));
     }
     return std::nullopt;
   }
@@ -134,15 +140,16 @@ RemotePeer introduce(UniqueFd socket, const Greeting& own, const WaitContext& co
 }
 
 std::vector<RemotePeer> receive_everybody(int listener, std::uint64_t nonce, int n_ranks,
+                                          const std::vector<int>& numbers,
                                           const WaitContext& context) {
   std::vector<RemotePeer> peers(static_cast<std::size_t>(n_ranks));
-  const Greeting own = own_greeting(nonce, 0);
+  const Greeting own = own_greeting(nonce, 0, numbers);
   for (int missing = n_ranks - 1; missing > 0;) {
     if (!wait_for_socket(listener, POLLIN, context)) {
       std::string names;
       for (int rank = 1; rank < n_ranks; ++rank) {
         if (!peers[static_cast<std::size_t>(rank)].socket) {
-          names += concat(names.empty() ? "" : ", ", rank);
+          names += concat(names.empty() ? "" : ", ", number_of(rank, numbers));
         }
       }
       throw TimeoutError(concat("Timed out waiting ", context.deadline.timeout().count(),
@@ -198,8 +205,10 @@ UniqueFd connect_any(const std::vector<std::string>& addresses, std::uint16_t po
   return UniqueFd();
 }
 
-RemotePeer reach_coordinator(const Place& place, int rank, const WaitContext& context) {
-  const Greeting own = own_greeting(place.nonce, rank);
+RemotePeer reach_coordinator(const Place& place, int rank, const std::vector<int>& numbers,
+                             const WaitContext& context) {
+  const Greeting own = own_greeting(place.nonce, rank, numbers);
+  const int coordinator = number_of(0, numbers);
   std::string last_problem = "no address answered";
   for (std::size_t round = 0; !context.deadline.has_passed(); ++round) {
     const WaitContext attempt = within(kConnectPatience, context);
@@ -221,15 +230,16 @@ RemotePeer reach_coordinator(const Place& place, int rank, const WaitContext& co
     std::this_thread::sleep_for(kPauseBetweenRounds);
   }
   throw TimeoutError(concat("Timed out waiting ", context.deadline.timeout().count(),
-                            "ms for a connection to rank 0 (", place.describe(),
-                            "): ", last_problem, ". HORON_IFACE on rank 0 chooses the interface."));
+                            "ms for a connection to rank ", coordinator, " (", place.describe(),
+                            "): ", last_problem, ". HORON_IFACE on rank ", coordinator,
+                            " chooses the interface."));
 }
 
 }  // namespace
 
 std::vector<RemotePeer> meet_coordinator(Store& store, int rank, int n_ranks,
-                                         const std::string& interfaces,
-                                         const WaitContext& context) {
+                                         const std::string& interfaces, const WaitContext& context,
+                                         const std::vector<int>& numbers) {
   // Keys are never used twice: each rank counts its own meetings.
   const std::int64_t generation = store.add(concat("horon/meeting/", rank), 1);
   const std::string key = concat("horon/meeting/", generation, "/coordinator");
@@ -245,15 +255,16 @@ std::vector<RemotePeer> meet_coordinator(Store& store, int rank, int n_ranks,
       throw;
     }
     store.set(key, place.encode());
-    return receive_everybody(listener.get(), place.nonce, n_ranks, context);
+    return receive_everybody(listener.get(), place.nonce, n_ranks, numbers, context);
   }
   const std::string text = store.get(key, context.deadline);
   if (text.rfind(kFailed, 0) == 0) {
-    throw UsageError(concat("rank 0 can not be reached: ", text.substr(kFailed.size())));
+    throw UsageError(concat("rank ", number_of(0, numbers),
+                            " can not be reached: ", text.substr(kFailed.size())));
   }
   const Place place = Place::decode(text);
   std::vector<RemotePeer> peers;
-  peers.push_back(reach_coordinator(place, rank, context));
+  peers.push_back(reach_coordinator(place, rank, numbers, context));
   return peers;
 }
 

@@ -24,8 +24,10 @@ struct RemotePeer {
 
 // On rank 0: everybody else. On the others: rank 0. `interfaces` as in own_addresses; rank 0's
 // count. Blocks until all that are expected have come.
+// `numbers`: what messages call the ranks, by rank; empty: as they are.
 // Throws TimeoutError (naming who is missing), UsageError (no such interface), Error.
 std::vector<RemotePeer> meet_coordinator(Store& store, int rank, int n_ranks,
-                                         const std::string& interfaces, const WaitContext& context);
+                                         const std::string& interfaces, const WaitContext& context,
+                                         const std::vector<int>& numbers = {});
 
 }  // namespace horon

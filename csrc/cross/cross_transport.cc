@@ -11,21 +11,8 @@
 namespace horon {
 namespace {
 
-// Per pair of ranks and round.
-constexpr std::uint64_t kPieceBytes = std::uint64_t{4} << 20;
-
-using Counts = std::vector<std::uint64_t>;
-
-std::uint64_t part_at(std::uint64_t begin, std::uint64_t bytes) {
-  return bytes > begin ? std::min(kPieceBytes, bytes - begin) : 0;
-}
-
-std::uint64_t sum(const Counts& counts) {
-  std::uint64_t total = 0;
-  for (const std::uint64_t count : counts) {
-    total += count;
-  }
-  return total;
+std::uint64_t part_at(std::uint64_t begin, std::uint64_t bytes, std::uint64_t piece) {
+  return bytes > begin ? std::min(piece, bytes - begin) : 0;
 }
 
 void move_bytes(std::byte* to, const std::byte* from, std::uint64_t bytes) {
@@ -147,24 +134,32 @@ void CrossTransport::exchange(const Request& request, const WaitContext& context
       }
     }
   }
-  for (std::uint64_t begin = 0; begin < longest; begin += kPieceBytes) {
-    Counts send_bytes(n);
-    Counts receive_bytes(n);
+  const std::uint64_t piece = piece_bytes_per_pair(n);
+  for (std::uint64_t begin = 0; begin < longest; begin += piece) {
+    SentSpans send(n);
+    ReceivedSpans receive(n);
+    std::size_t swapped_bytes = 0;
+    const auto swaps_in_place = [&](std::size_t peer) {
+      return request.inputs[peer].data == request.outputs[peer].data;
+    };
     for (std::size_t peer = 0; peer < n; ++peer) {
       if (crosses(own, peer)) {
-        send_bytes[peer] = part_at(begin, request.inputs[peer].bytes);
-        receive_bytes[peer] = part_at(begin, request.outputs[peer].bytes);
+        send[peer] = {request.inputs[peer].data + begin,
+                      part_at(begin, request.inputs[peer].bytes, piece)};
+        receive[peer] = {request.outputs[peer].data + begin,
+                         part_at(begin, request.outputs[peer].bytes, piece)};
+        swapped_bytes += swaps_in_place(peer) ? send[peer].bytes : 0;
       }
     }
-    std::vector<std::byte> send(sum(send_bytes));
-    std::vector<std::byte> receive(sum(receive_bytes));
-    for (std::size_t peer = 0, at = 0; peer < n; at += send_bytes[peer], ++peer) {
-      move_bytes(send.data() + at, request.inputs[peer].data + begin, send_bytes[peer]);
+    std::byte* copy = scratch_.need(swapped_bytes);
+    for (std::size_t peer = 0; peer < n; ++peer) {
+      if (swaps_in_place(peer) && send[peer].bytes > 0) {
+        move_bytes(copy, send[peer].data, send[peer].bytes);
+        send[peer].data = copy;
+        copy += send[peer].bytes;
+      }
     }
-    bytes_->all_to_all(send.data(), send_bytes, receive.data(), receive_bytes, context);
-    for (std::size_t peer = 0, at = 0; peer < n; at += receive_bytes[peer], ++peer) {
-      move_bytes(request.outputs[peer].data + begin, receive.data() + at, receive_bytes[peer]);
-    }
+    bytes_->exchange(send, receive, context);
   }
 }
 
@@ -180,7 +175,8 @@ std::vector<double> CrossTransport::factors() const {
 
 void CrossTransport::reduce_pieces(const Request& request, const WaitContext& context) {
   const std::size_t element = request.element_bytes;
-  const std::uint64_t piece = kPieceBytes / element * static_cast<std::uint64_t>(n_ranks_);
+  const std::uint64_t piece = piece_bytes_per_pair(static_cast<std::size_t>(n_ranks_)) / element *
+                              static_cast<std::uint64_t>(n_ranks_);
   const bool to_all = pattern(request.kind) == Pattern::kReduceToAll;
   const bool wants_result = to_all || rank_ == request.root;
   const std::vector<double> factors = this->factors();
@@ -189,10 +185,10 @@ void CrossTransport::reduce_pieces(const Request& request, const WaitContext& co
   };
   for (std::uint64_t done = 0; done < request.count; done += piece) {
     const std::uint64_t count = std::min(piece, request.count - done);
-    reduce_in_slices(*bytes_, rank_, n_ranks_,
-                     {count, element, element, to_all ? -1 : request.root, fold},
-                     request.inputs[0].data + done * element,
-                     wants_result ? request.outputs[0].data + done * element : nullptr, context);
+    reduce_in_slices(
+        *bytes_, rank_, n_ranks_, {count, element, element, to_all ? -1 : request.root, fold},
+        request.inputs[0].data + done * element,
+        wants_result ? request.outputs[0].data + done * element : nullptr, scratch_, context);
   }
 }
 
@@ -203,24 +199,26 @@ void CrossTransport::reduce_scatter(const Request& request, const WaitContext& c
   for (const ConstSpan& input : request.inputs) {
     longest = std::max<std::uint64_t>(longest, input.bytes);
   }
-  for (std::uint64_t begin = 0; begin < longest; begin += kPieceBytes) {
-    Counts send_bytes(n);
+  const auto own = static_cast<std::size_t>(rank_);
+  const std::uint64_t piece = piece_bytes_per_pair(n);
+  for (std::uint64_t begin = 0; begin < longest; begin += piece) {
+    const std::uint64_t own_bytes = part_at(begin, request.outputs[0].bytes, piece);
+    std::byte* next = scratch_.need(own_bytes * (n - 1));
+    SentSpans send(n);
+    ReceivedSpans receive(n);
+    std::vector<const void*> sources(n);
     for (std::size_t peer = 0; peer < n; ++peer) {
-      send_bytes[peer] = part_at(begin, request.inputs[peer].bytes);
+      send[peer] = {request.inputs[peer].data + begin,
+                    part_at(begin, request.inputs[peer].bytes, piece)};
+      if (peer == own) {
+        sources[peer] = send[peer].data;
+        continue;
+      }
+      receive[peer] = {next, own_bytes};
+      sources[peer] = next;
+      next += own_bytes;
     }
-    std::vector<std::byte> send(sum(send_bytes));
-    for (std::size_t peer = 0, at = 0; peer < n; at += send_bytes[peer], ++peer) {
-      move_bytes(send.data() + at, request.inputs[peer].data + begin, send_bytes[peer]);
-    }
-    const std::uint64_t own_bytes = part_at(begin, request.outputs[0].bytes);
-    std::vector<std::byte> contributions(own_bytes * n);
-    bytes_->all_to_all(send.data(), send_bytes, contributions.data(), Counts(n, own_bytes),
-                       context);
-    std::vector<const void*> sources;
-    sources.reserve(n);
-    for (std::size_t rank = 0; rank < n; ++rank) {
-      sources.push_back(contributions.data() + rank * own_bytes);
-    }
+    bytes_->exchange(send, receive, context);
     reduce(request.outputs[0].data + begin, sources.data(), n_ranks_,
            own_bytes / request.element_bytes, request.dtype, request.op, factors.data());
   }

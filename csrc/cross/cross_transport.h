@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "core/header.h"
+#include "core/scratch.h"
 #include "core/transport.h"
 #include "cross/byte_transport.h"
 #include "cross/host_collectives.h"
@@ -43,9 +44,10 @@ class CrossTransport final : public Transport {
   const int n_ranks_;
   const std::unique_ptr<HostCollectives> hosts_;  // null: all that others get crosses a network
   std::uint64_t sequence_ = 0;                    // of the next operation
-  std::vector<std::byte> slots_;                  // all ranks' headers of the running operation
-  std::vector<HeaderView> headers_;               // views into slots_
-  std::string ended_;                             // not empty: why nothing runs any more
+  Scratch scratch_;
+  std::vector<std::byte> slots_;     // all ranks' headers of the running operation
+  std::vector<HeaderView> headers_;  // views into slots_
+  std::string ended_;                // not empty: why nothing runs any more
 };
 
 }  // namespace horon

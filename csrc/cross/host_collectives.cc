@@ -14,7 +14,7 @@ namespace horon {
 namespace {
 
 // For each column and round.
-constexpr std::uint64_t kPartBytes = std::uint64_t{4} << 20;
+constexpr std::uint64_t kPartBytes = std::uint64_t{8} << 20;
 // The same where every rank has a copy of all columns' parts.
 constexpr std::uint64_t kCopiedPartBytes = std::uint64_t{1} << 20;
 constexpr std::size_t kReasonBytes = 512;
@@ -146,7 +146,7 @@ void HostCollectives::all_gather(const std::byte* send, std::byte* receive, std:
     for (std::size_t index = 0; index < layout.hosts[host].size(); ++index) {
       const auto rank = static_cast<std::size_t>(layout.hosts[host][index]);
       copy_some(receive + rank * bytes,
-                 blocks_.data() + host * block + kReasonBytes + index * bytes, bytes);
+                blocks_.data() + host * block + kReasonBytes + index * bytes, bytes);
     }
   }
 }
@@ -178,12 +178,11 @@ const std::byte* HostCollectives::take_first_step(const Request& request, const 
   if (!parts_.local && steps.first != ReduceOp::kPremulSum) {
     return brought + own.begin * element;
   }
-  partial_.resize(std::max<std::size_t>(own.size() * element, 1));
+  std::byte* const made = partial_.need(own.size() * element);
   if (!parts_.local) {
     const void* const source = brought + own.begin * element;
-    horon::reduce(partial_.data(), &source, 1, own.size(), steps.between, steps.first,
-                  &request.factor);
-    return partial_.data();
+    horon::reduce(made, &source, 1, own.size(), steps.between, steps.first, &request.factor);
+    return made;
   }
   Request part;
   part.kind = OpKind::kReduceScatter;
@@ -201,9 +200,9 @@ const std::byte* HostCollectives::take_first_step(const Request& request, const 
                               ? ConstSpan{brought + its.begin * element, its.size() * element}
                               : ConstSpan{});
   }
-  part.outputs.push_back({own.size() > 0 ? partial_.data() : nullptr, own.size() * element});
+  part.outputs.push_back({own.size() > 0 ? made : nullptr, own.size() * element});
   run_locally(part, call.operation, call.context);
-  return partial_.data();
+  return made;
 }
 
 void HostCollectives::reduce(const Request& request, const TwoSteps& steps, const Call& call) {
@@ -220,9 +219,9 @@ void HostCollectives::reduce(const Request& request, const TwoSteps& steps, cons
     const std::uint64_t count = std::min(piece, request.count - done);
     const std::byte* brought = request.inputs[0].data + done * element;
     if (steps.widens()) {
-      widened_.resize(count * between);
-      widen_halves(steps.result, brought, widened_.data(), count);
-      brought = widened_.data();
+      std::byte* const wide = brought_.need(count * between);
+      widen_halves(steps.result, brought, wide, count);
+      brought = wide;
     }
     std::vector<Part> columns;
     std::vector<Part> bytes;  // of the result, by rank of this host
@@ -240,20 +239,19 @@ void HostCollectives::reduce(const Request& request, const TwoSteps& steps, cons
     if (is_target) {
       whole = request.outputs[0].data + done * element;
     } else if (gets_result) {
-      result_.resize(count * element);
-      whole = result_.data();
+      whole = result_.need(count * element);
     }
     if (layout.is_in_column()) {
       const auto fold = [&](std::byte* result, const void* const* sources, std::uint64_t n) {
-        scratch_.resize(steps.widens() ? n * between : 0);
-        take_second_step(steps, result, scratch_.data(), sources,
+        take_second_step(steps, result, scratch_.need(steps.widens() ? n * between : 0), sources,
                          static_cast<int>(layout.n_hosts()), n);
       };
       SlicedReduction sliced{own.size(), between, element,
                              to_all ? -1 : static_cast<int>(root_host), fold};
       reduce_in_slices(*parts_.column, static_cast<int>(layout.own_host),
                        static_cast<int>(layout.n_hosts()), sliced, partial,
-                       gets_result ? whole + own.begin * element : nullptr, call.context);
+                       gets_result ? whole + own.begin * element : nullptr, received_,
+                       call.context);
     }
     if (to_all) {
       share_locally(whole, bytes, patient(call));
@@ -309,47 +307,59 @@ void HostCollectives::reduce_scatter(const Request& request, const TwoSteps& ste
       return Part{std::min(all, done), std::min(all, done + piece)};
     };
     // Column by column, and host by host in each.
-    widened_.clear();
+    std::uint64_t total = 0;
+    for (std::size_t host = 0; host < layout.n_hosts(); ++host) {
+      total += piece_of(host).size();
+    }
+    std::byte* const brought = brought_.need(total * between);
+    std::uint64_t filled = 0;
     std::vector<Part> columns;
     Sizes send_bytes;
     for (std::size_t column = 0; column < layout.n_columns; ++column) {
-      const std::uint64_t begin = widened_.size() / between;
+      const std::uint64_t begin = filled;
       for (std::size_t host = 0; host < layout.n_hosts(); ++host) {
         const Part of_host = piece_of(host);
         const Part part = part_of(of_host.size(), column, layout.n_columns);
-        append_input(request, steps, layout.hosts[host], begins[host],
-                     {of_host.begin + part.begin, of_host.begin + part.end});
+        take_input(request, steps, layout.hosts[host], begins[host],
+                   {of_host.begin + part.begin, of_host.begin + part.end},
+                   brought + filled * between);
+        filled += part.size();
         if (column == layout.own_index) {
           send_bytes.push_back(part.size() * between);
         }
       }
-      columns.push_back({begin, widened_.size() / between});
+      columns.push_back({begin, filled});
     }
-    const std::byte* const partial =
-        take_first_step(request, steps, widened_.data(), columns, call);
+    const std::byte* const partial = take_first_step(request, steps, brought, columns, call);
     const Part of_host = piece_of(layout.own_host);
     const Part own = own_part(of_host.size());
-    result_.resize(own.size() * element);
+    std::byte* const result = result_.need(own.size() * element);
     if (layout.is_in_column()) {
       const std::uint64_t own_bytes = own.size() * between;
-      std::vector<std::byte> contributions(own_bytes * layout.n_hosts());
-      parts_.column->all_to_all(partial, send_bytes, contributions.data(),
-                                Sizes(layout.n_hosts(), own_bytes), call.context);
+      std::byte* next = received_.need(own_bytes * layout.n_hosts());
+      const std::byte* from = partial;
+      SentSpans send;
+      ReceivedSpans receive;
       std::vector<const void*> sources;
       for (std::size_t host = 0; host < layout.n_hosts(); ++host) {
-        sources.push_back(contributions.data() + host * own_bytes);
+        const bool is_own = host == layout.own_host;
+        send.push_back({from, send_bytes[host]});
+        receive.push_back({next, own_bytes});
+        sources.push_back(is_own ? from : next);
+        from += send_bytes[host];
+        next += own_bytes;
       }
-      scratch_.resize(steps.widens() ? own_bytes : 0);
-      take_second_step(steps, result_.data(), scratch_.data(), sources.data(),
+      parts_.column->exchange(send, receive, call.context);
+      take_second_step(steps, result, scratch_.need(own_bytes), sources.data(),
                        static_cast<int>(layout.n_hosts()), own.size());
     }
-    hand_out(request, begins[layout.own_host], of_host, patient(call));
+    hand_out(request, begins[layout.own_host], of_host, result, patient(call));
   }
 }
 
-void HostCollectives::append_input(const Request& request, const TwoSteps& steps,
-                                   const std::vector<int>& ranks, const Sizes& begins,
-                                   Part range) {
+void HostCollectives::take_input(const Request& request, const TwoSteps& steps,
+                                 const std::vector<int>& ranks, const Sizes& begins, Part range,
+                                 std::byte* to) {
   const std::size_t element = request.element_bytes;
   const std::size_t between = element_bytes(steps.between);
   for (std::size_t each = 0; each < ranks.size(); ++each) {
@@ -360,18 +370,17 @@ void HostCollectives::append_input(const Request& request, const TwoSteps& steps
     }
     const std::byte* const from = request.inputs[static_cast<std::size_t>(ranks[each])].data +
                                   (begin - begins[each]) * element;
-    const std::size_t at = widened_.size();
-    widened_.resize(at + (end - begin) * between);
     if (steps.widens()) {
-      widen_halves(steps.result, from, widened_.data() + at, end - begin);
+      widen_halves(steps.result, from, to, end - begin);
     } else {
-      std::memcpy(widened_.data() + at, from, (end - begin) * element);
+      std::memcpy(to, from, (end - begin) * element);
     }
+    to += (end - begin) * between;
   }
 }
 
 void HostCollectives::hand_out(const Request& request, const Sizes& begins, Part of_host,
-                               const Call& call) const {
+                               const std::byte* result, const Call& call) const {
   const HostLayout& layout = parts_.layout;
   const std::size_t element = request.element_bytes;
   // Which elements of the host's stretch a column has, and which of them a rank gets.
@@ -383,7 +392,7 @@ void HostCollectives::hand_out(const Request& request, const Sizes& begins, Part
   const std::uint64_t own_begin = of_host.begin + own_part(of_host.size()).begin;
   std::byte* const output = request.outputs[0].data;
   if (!parts_.local) {
-    copy_some(output + of_host.begin * element, result_.data(), result_.size());
+    copy_some(output + of_host.begin * element, result, of_host.size() * element);
     return;
   }
   Request part = request_of_bytes(OpKind::kAllToAll);
@@ -392,10 +401,9 @@ void HostCollectives::hand_out(const Request& request, const Sizes& begins, Part
     const Part received = shared_by(each, layout.own_index);
     part.send_counts.push_back(sent.size() * element);
     part.recv_counts.push_back(received.size() * element);
-    part.inputs.push_back(
-        sent.size() > 0
-            ? ConstSpan{result_.data() + (sent.begin - own_begin) * element, sent.size() * element}
-            : ConstSpan{});
+    part.inputs.push_back(sent.size() > 0 ? ConstSpan{result + (sent.begin - own_begin) * element,
+                                                      sent.size() * element}
+                                          : ConstSpan{});
     part.outputs.push_back(
         received.size() > 0 ? Span{output + (received.begin - begins[layout.own_index]) * element,
                                    received.size() * element}
@@ -510,33 +518,28 @@ void HostCollectives::share_between_hosts(const Request& request,
       }
       columns.push_back({begin, end});
     }
-    result_.resize(end);
+    std::byte* const received = result_.need(end);
     if (layout.is_in_column()) {
       const Part own = range_of(layout.own_host, layout.own_index);
-      std::vector<std::byte> sent;
-      Sizes send_bytes;
-      Sizes receive_bytes;
+      std::byte* const sent = received_.need(own.size());
+      shared.visit(
+          layout.own_host, own,
+          [&](std::size_t index, std::uint64_t offset, std::uint64_t to, std::uint64_t bytes) {
+            std::memcpy(sent + to, source_of(index) + offset, bytes);
+          });
+      SentSpans send;
+      ReceivedSpans receive;
+      std::byte* next = received + columns[layout.own_index].begin;
       for (std::size_t host = 0; host < layout.n_hosts(); ++host) {
         const bool is_own = host == layout.own_host;
-        send_bytes.push_back(is_own ? 0 : own.size());
-        receive_bytes.push_back(is_own ? 0 : range_of(host, layout.own_index).size());
-        if (is_own) {
-          continue;
-        }
-        const std::size_t at = sent.size();
-        sent.resize(at + own.size());
-        shared.visit(
-            layout.own_host, own,
-            [&](std::size_t index, std::uint64_t offset, std::uint64_t to, std::uint64_t bytes) {
-              std::memcpy(sent.data() + at + to, source_of(index) + offset, bytes);
-            });
+        send.push_back({sent, is_own ? 0 : own.size()});
+        receive.push_back({next, is_own ? 0 : range_of(host, layout.own_index).size()});
+        next += receive.back().bytes;
       }
-      parts_.column->all_to_all(sent.data(), send_bytes,
-                                result_.data() + columns[layout.own_index].begin, receive_bytes,
-                                call.context);
+      parts_.column->exchange(send, receive, call.context);
     }
-    share_locally(result_.data(), columns, patient(call));
-    const std::byte* from = result_.data();
+    share_locally(received, columns, patient(call));
+    const std::byte* from = received;
     for (std::size_t column = 0; column < layout.n_columns; ++column) {
       for (std::size_t host = 0; host < layout.n_hosts(); ++host) {
         if (host == layout.own_host) {

@@ -22,6 +22,7 @@
 #include <vector>
 
 #include "core/header.h"
+#include "core/scratch.h"
 #include "core/transport.h"
 #include "cross/byte_transport.h"
 #include "cross/host_layout.h"
@@ -78,14 +79,15 @@ class HostCollectives {
   const std::byte* take_first_step(const Request& request, const TwoSteps& steps,
                                    const std::byte* brought, const std::vector<Part>& parts,
                                    const Call& call);
-  // Appends elements [begin, end) of what this rank brings for the ranks of a host, one after
-  // another, as the first step takes them, to widened_. `begins`: by rank of the host, and the end.
-  void append_input(const Request& request, const TwoSteps& steps, const std::vector<int>& ranks,
-                    const std::vector<std::uint64_t>& begins, Part range);
-  // Every rank of this host gets its elements of [of_host.begin, of_host.end), which the columns
-  // have in result_.
+  // Elements `range` of what this rank brings for the ranks of a host, one after another, as the
+  // first step takes them. `begins`: by rank of the host, and the end.
+  static void take_input(const Request& request, const TwoSteps& steps,
+                         const std::vector<int>& ranks, const std::vector<std::uint64_t>& begins,
+                         Part range, std::byte* to);
+  // Every rank of this host gets its elements of [of_host.begin, of_host.end), of which this column
+  // has its part in `result`.
   void hand_out(const Request& request, const std::vector<std::uint64_t>& begins, Part of_host,
-                const Call& call) const;
+                const std::byte* result, const Call& call) const;
   // Bytes: the rank of this host with that index gets what all columns have of a result.
   void give_to_root(std::size_t root, std::byte* whole, const std::vector<Part>& parts,
                     const Call& call) const;
@@ -94,12 +96,13 @@ class HostCollectives {
   void share_locally(std::byte* whole, const std::vector<Part>& parts, const Call& call) const;
 
   const Parts parts_;
-  std::vector<std::byte> block_;    // headers of this host, and the reason why there are none
-  std::vector<std::byte> blocks_;   // the same of all hosts
-  std::vector<std::byte> widened_;  // what this rank brings
-  std::vector<std::byte> partial_;  // of the first step
-  std::vector<std::byte> scratch_;  // of the second
-  std::vector<std::byte> result_;   // of the second, on its way to another rank
+  std::vector<std::byte> block_;   // headers of this host, and the reason why there are none
+  std::vector<std::byte> blocks_;  // the same of all hosts
+  Scratch brought_;                // by this rank, as the first step takes it
+  Scratch partial_;                // what that makes
+  Scratch received_;               // from other hosts
+  Scratch scratch_;                // of the second step
+  Scratch result_;                 // on its way to other ranks of this host
 };
 
 }  // namespace horon

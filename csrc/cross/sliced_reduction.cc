@@ -7,38 +7,51 @@
 
 namespace horon {
 
+std::uint64_t piece_bytes_per_pair(std::size_t n_ranks) {
+  constexpr std::uint64_t kMost = std::uint64_t{4} << 20;
+  constexpr std::uint64_t kMostOfAll = std::uint64_t{32} << 20;
+  constexpr std::uint64_t kLine = 64;
+  return std::min(kMost, kMostOfAll / n_ranks / kLine * kLine);
+}
+
 void reduce_in_slices(ByteTransport& bytes, int rank, int n_ranks, const SlicedReduction& reduction,
-                      const std::byte* input, std::byte* output, const WaitContext& context) {
+                      const std::byte* input, std::byte* output, Scratch& scratch,
+                      const WaitContext& context) {
   const auto n = static_cast<std::size_t>(n_ranks);
-  const auto slice_of = [&](std::size_t each) { return part_of(reduction.count, each, n).size(); };
-  const std::uint64_t own = slice_of(static_cast<std::size_t>(rank));
-  std::vector<std::uint64_t> send_bytes(n);
-  for (std::size_t each = 0; each < n; ++each) {
-    send_bytes[each] = slice_of(each) * reduction.brought_bytes;
-  }
-  const std::uint64_t own_bytes = own * reduction.brought_bytes;
-  std::vector<std::byte> contributions(own_bytes * n);
-  bytes.all_to_all(input, send_bytes, contributions.data(),
-                   std::vector<std::uint64_t>(n, own_bytes), context);
+  const auto own_index = static_cast<std::size_t>(rank);
+  const auto slice_of = [&](std::size_t each) { return part_of(reduction.count, each, n); };
+  const Part own = slice_of(own_index);
+  const std::uint64_t own_bytes = own.size() * reduction.brought_bytes;
+  const bool wants_result = reduction.root < 0 || rank == reduction.root;
+  std::byte* next =
+      scratch.need(own_bytes * (n - 1) + (wants_result ? 0 : own.size() * reduction.result_bytes));
+  SentSpans send(n);
+  ReceivedSpans receive(n);
   std::vector<const void*> sources(n);
   for (std::size_t each = 0; each < n; ++each) {
-    sources[each] = contributions.data() + each * own_bytes;
-  }
-  std::vector<std::byte> reduced(own * reduction.result_bytes);
-  reduction.fold(reduced.data(), sources.data(), own);
-  std::vector<std::byte> copies;
-  std::vector<std::uint64_t> copy_bytes(n);
-  std::vector<std::uint64_t> receive_bytes(n);
-  const bool wants_result = reduction.root < 0 || rank == reduction.root;
-  for (std::size_t each = 0; each < n; ++each) {
-    if (reduction.root < 0 || static_cast<int>(each) == reduction.root) {
-      copy_bytes[each] = reduced.size();
-      copies.insert(copies.end(), reduced.begin(), reduced.end());
+    const Part slice = slice_of(each);
+    send[each] = {input + slice.begin * reduction.brought_bytes,
+                  slice.size() * reduction.brought_bytes};
+    if (each == own_index) {
+      sources[each] = send[each].data;
+      continue;
     }
-    receive_bytes[each] = wants_result ? slice_of(each) * reduction.result_bytes : 0;
+    receive[each] = {next, own_bytes};
+    sources[each] = next;
+    next += own_bytes;
   }
-  bytes.all_to_all(copies.data(), copy_bytes, wants_result ? output : nullptr, receive_bytes,
-                   context);
+  bytes.exchange(send, receive, context);
+  std::byte* const reduced = wants_result ? output + own.begin * reduction.result_bytes : next;
+  reduction.fold(reduced, sources.data(), own.size());
+  for (std::size_t each = 0; each < n; ++each) {
+    const Part slice = slice_of(each);
+    const bool is_target = reduction.root < 0 || static_cast<int>(each) == reduction.root;
+    send[each] = {reduced, is_target ? own.size() * reduction.result_bytes : 0};
+    receive[each] = wants_result ? Span{output + slice.begin * reduction.result_bytes,
+                                        slice.size() * reduction.result_bytes}
+                                 : Span{};
+  }
+  bytes.exchange(send, receive, context);
 }
 
 }  // namespace horon

@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "core/function_ref.h"
+#include "core/scratch.h"
 #include "core/wait_context.h"
 #include "cross/byte_transport.h"
 
@@ -16,13 +17,19 @@ struct SlicedReduction {
   std::size_t brought_bytes = 1;  // of an element
   std::size_t result_bytes = 1;   // of an element of the result
   int root = -1;                  // who gets the result; negative: everybody
-  // fold(result, sources, count): `sources` in rank order, one for each.
+  // fold(result, sources, count): `sources` in rank order, one for each. `result` may be one of
+  // them if elements and results have the same size.
   FunctionRef<void(std::byte*, const void* const*, std::uint64_t)> fold;
 };
+
+// How many bytes of each pair of ranks go in one piece: large messages travel best, but what all
+// others send is held at once.
+std::uint64_t piece_bytes_per_pair(std::size_t n_ranks);
 
 // `output` may be null where the result does not go to. It may be `input` if elements and results
 // have the same size. Blocks; throws what `bytes` throws.
 void reduce_in_slices(ByteTransport& bytes, int rank, int n_ranks, const SlicedReduction& reduction,
-                      const std::byte* input, std::byte* output, const WaitContext& context);
+                      const std::byte* input, std::byte* output, Scratch& scratch,
+                      const WaitContext& context);
 
 }  // namespace horon

@@ -9,6 +9,7 @@
 #include <optional>
 
 #include "core/error.h"
+#include "core/options.h"
 
 namespace horon {
 namespace {
@@ -108,12 +109,7 @@ NamedOptions NamedOptions::from_environment() {
   if (const auto is_on = read_switch("JOIN_ALL_OPERATIONS")) {
     options.join_everything = *is_on;
   }
-  for (const char* variable : {"HORON_IFACE", "HOROVOD_GLOO_IFACE", "GLOO_SOCKET_IFNAME"}) {
-    if (const char* text = read(variable)) {
-      options.interfaces = text;
-      break;
-    }
-  }
+  options.interfaces = network_interfaces_from_environment();
   return options;
 }
 

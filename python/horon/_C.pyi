@@ -22,6 +22,7 @@ class Options:
     cuda_batch_bytes: int
     sparse: bool
     hierarchical: bool
+    carrier: str
     host_id: str
     global_ranks_in_group: list[int]
     group_name: str

@@ -21,10 +21,7 @@ class Exchange {
  public:
   explicit Exchange(int n_ranks) : offers_(static_cast<std::size_t>(n_ranks)) {}
 
-  struct Offer {
-    const std::byte* data = nullptr;
-    std::vector<std::uint64_t> bytes;  // by destination, one after another in `data`
-  };
+  using Offer = SentSpans;
 
   // take(offers) is called under the lock when all have offered.
   void run_round(int rank, Offer offer, const WaitContext& context,
@@ -98,34 +95,27 @@ class FakeByteTransport final : public ByteTransport {
 
   void all_gather(const std::byte* send, std::byte* receive, std::size_t bytes,
                   const WaitContext& context) override {
-    exchange_->run_round(rank_, {send, {bytes}}, context, [&](const auto& offers) {
-      for (std::size_t source = 0; source < offers.size(); ++source) {
-        expect(offers[source].bytes == std::vector<std::uint64_t>{bytes},
-               "all_gather sizes differ");
-        std::memcpy(receive + source * bytes, offers[source].data, bytes);
-      }
-    });
+    ReceivedSpans to;
+    for (std::size_t source = 0; source < n_ranks_; ++source) {
+      to.push_back({receive + source * bytes, bytes});
+    }
+    exchange(SentSpans(n_ranks_, {send, bytes}), to, context);
+    std::memcpy(receive + static_cast<std::size_t>(rank_) * bytes, send, bytes);
   }
 
-  void all_to_all(const std::byte* send, const std::vector<std::uint64_t>& send_bytes,
-                  std::byte* receive, const std::vector<std::uint64_t>& receive_bytes,
-                  const WaitContext& context) override {
-    expect(send_bytes.size() == n_ranks_ && receive_bytes.size() == n_ranks_,
-           "wrong number of sizes");
-    exchange_->run_round(rank_, {send, send_bytes}, context, [&](const auto& offers) {
+  void exchange(const SentSpans& send, const ReceivedSpans& receive,
+                const WaitContext& context) override {
+    expect(send.size() == n_ranks_ && receive.size() == n_ranks_, "wrong number of spans");
+    exchange_->run_round(rank_, send, context, [&](const auto& offers) {
       for (std::size_t source = 0; source < offers.size(); ++source) {
-        const auto& [data, bytes] = offers[source];
-        std::uint64_t offset = 0;
-        for (std::size_t destination = 0; destination < static_cast<std::size_t>(rank_);
-             ++destination) {
-          offset += bytes[destination];
+        const ConstSpan& offer = offers[source][static_cast<std::size_t>(rank_)];
+        if (static_cast<int>(source) == rank_) {
+          continue;
         }
-        const std::uint64_t size = bytes[static_cast<std::size_t>(rank_)];
-        expect(size == receive_bytes[source], "rank ", source, " sends ", size, ", expected ",
-               receive_bytes[source]);
-        if (size > 0) {
-          std::memcpy(receive, data + offset, size);
-          receive += size;
+        expect(offer.bytes == receive[source].bytes, "rank ", source, " sends ", offer.bytes,
+               ", expected ", receive[source].bytes);
+        if (offer.bytes > 0) {
+          std::memcpy(receive[source].data, offer.data, offer.bytes);
         }
       }
     });

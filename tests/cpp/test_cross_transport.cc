@@ -58,8 +58,7 @@ TEST_CASE("cross: a carrier that fails ends the group with its reason") {
     void all_gather(const std::byte*, std::byte*, std::size_t, const WaitContext&) override {
       throw Error("the cable is out");
     }
-    void all_to_all(const std::byte*, const std::vector<std::uint64_t>&, std::byte*,
-                    const std::vector<std::uint64_t>&, const WaitContext&) override {}
+    void exchange(const SentSpans&, const ReceivedSpans&, const WaitContext&) override {}
     void abort(const std::string&) override {}
   };
   for (const OpKind kind : {OpKind::kBarrier, OpKind::kMonitoredBarrier}) {

@@ -18,7 +18,7 @@ class Environment {
     for (const char* variable :
          {"HORON_INLINE_BYTES", "HORON_BUFFER_BYTES", "HORON_RING_BYTES", "HORON_EAGER_BYTES",
           "HORON_HOST_ID", "HORON_ARENA_BYTES", "HORON_MOVE_THREADS", "HORON_SPARSE",
-          "HORON_GRADIENTS_IN_PLACE", "HORON_LINGER_US", "HORON_HIERARCHICAL"}) {
+          "HORON_GRADIENTS_IN_PLACE", "HORON_LINGER_US", "HORON_HIERARCHICAL", "HORON_CARRIER"}) {
       if (const char* value = std::getenv(variable)) {
         before_[variable] = value;
       }

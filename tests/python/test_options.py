@@ -20,6 +20,7 @@ VALUES: dict[str, Any] = {
     "cuda_batch_bytes": 4096,
     "sparse": True,
     "hierarchical": False,
+    "carrier": "gloo",
     "host_id": "here",
 }
 DEFAULTS: dict[str, Any] = {
@@ -32,6 +33,7 @@ DEFAULTS: dict[str, Any] = {
     "cuda_batch_bytes": 0,
     "sparse": False,
     "hierarchical": True,
+    "carrier": "tcp",
     "host_id": "",
 }
 
@@ -119,6 +121,7 @@ def _wrong(rank: int, size: int) -> None:
         ("eager_bytes", 32 * 1024),
         ("cuda_batch_bytes", 1),
         ("claiming", "sometimes"),
+        ("carrier", "pigeons"),
     ):
         with cases(f"{name}={value}"):
             options = horon.Options()

@@ -1,0 +1,24 @@
+// What carries bytes between the ranks of a group that do not all share memory.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "compat.h"
+#include "cross/byte_transport.h"
+#include "gloo_adapter.h"
+
+namespace horon::torch_backend {
+
+// Connections of our own between ranks that messages call `numbers`, of which this is the
+// `rank`-th; null, with a warning, where they can not be made. Blocks until all of these have come.
+// `look_around` is called now and then; throws to give up.
+std::shared_ptr<ByteTransport> connect_all(const c10::intrusive_ptr<c10d::Store>& store, int rank,
+                                           const std::vector<int>& numbers,
+                                           const std::function<void()>& look_around);
+
+// Whether it is so on all ranks that `all` connects. Throws what that throws.
+bool is_so_on_all(bool is_so, ByteTransport& all, int n_ranks, const WaitContext& context);
+
+}  // namespace horon::torch_backend
