@@ -4,12 +4,21 @@
 #include <cstring>
 
 #include "core/error.h"
+#include "core/inline_collective.h"
 #include "core/monitored_barrier.h"
+#include "core/published_stream.h"
 #include "cross/sliced_reduction.h"
 #include "reduce/reduce.h"
 
 namespace horon {
 namespace {
+
+// Of data that travels with each header. All ranks get all of it, used or not.
+std::size_t inline_bytes(int n_ranks) {
+  constexpr std::size_t kMostOfAll = std::size_t{16} << 10;
+  return std::clamp<std::size_t>(kMostOfAll / static_cast<std::size_t>(n_ranks) / 64 * 64, 64,
+                                 1024);
+}
 
 std::uint64_t part_at(std::uint64_t begin, std::uint64_t bytes, std::uint64_t piece) {
   return bytes > begin ? std::min(piece, bytes - begin) : 0;
@@ -67,11 +76,14 @@ void CrossTransport::run_steps(const Request& request, const WaitContext& contex
   if (auto mismatch = find_mismatch(headers_)) {
     throw MismatchError(*mismatch);
   }
-  const Pattern moves = pattern(request.kind);
+  if (are_inline(headers_)) {
+    run_inline(request, headers_, rank_);
+    return;
+  }
   const auto steps = hosts_ != nullptr && has_reduction(request.kind)
                          ? two_steps(request.dtype, request.op, n_ranks_)
                          : std::nullopt;
-  switch (moves) {
+  switch (pattern(request.kind)) {
     case Pattern::kNone:
       break;
     case Pattern::kExchange:
@@ -97,19 +109,28 @@ void CrossTransport::run_steps(const Request& request, const WaitContext& contex
 }
 
 void CrossTransport::arrive(const Request& request, const WaitContext& context) {
-  const std::size_t bytes = header_bytes(n_ranks_);
-  std::vector<std::byte> own(bytes);
-  write_header(own.data(), make_header(request, sequence_, rank_, n_ranks_), request, n_ranks_);
-  slots_.resize(bytes * static_cast<std::size_t>(n_ranks_));
+  const std::size_t most_inline = inline_bytes(n_ranks_);
+  const std::size_t bytes = header_bytes(n_ranks_) + most_inline;
+  std::byte* const own = own_slot_.need(bytes);
+  Header header = make_header(request, sequence_, rank_, n_ranks_);
+  header.is_inline = header.is_refused == 0 && header.published_bytes <= most_inline ? 1 : 0;
+  write_header(own, header, request, n_ranks_);
+  std::size_t used = header_bytes(header, n_ranks_);
+  if (header.is_inline != 0) {
+    used += copy_from_stream(stream_pieces(request, rank_, n_ranks_), 0, header.published_bytes,
+                             own + used);
+  }
+  std::memset(own + used, 0, bytes - used);  // nothing of this process goes elsewhere by chance
+  std::byte* const slots = slots_.need(bytes * static_cast<std::size_t>(n_ranks_));
   ++sequence_;
   if (hosts_) {
-    hosts_->all_gather(own.data(), slots_.data(), bytes, call(request, context));
+    hosts_->all_gather(own, slots, bytes, call(request, context));
   } else {
-    bytes_->all_gather(own.data(), slots_.data(), bytes, context);
+    bytes_->all_gather(own, slots, bytes, context);
   }
   headers_.clear();
   for (std::size_t rank = 0; rank < static_cast<std::size_t>(n_ranks_); ++rank) {
-    headers_.push_back(read_header(slots_.data() + rank * bytes, n_ranks_));
+    headers_.push_back(read_header(slots + rank * bytes, n_ranks_));
   }
 }
 
@@ -163,23 +184,13 @@ void CrossTransport::exchange(const Request& request, const WaitContext& context
   }
 }
 
-std::vector<double> CrossTransport::factors() const {
-  std::vector<double> factors;
-  if (headers_[0].header->op == ReduceOp::kPremulSum) {
-    for (const HeaderView& view : headers_) {
-      factors.push_back(view.header->factor);
-    }
-  }
-  return factors;
-}
-
 void CrossTransport::reduce_pieces(const Request& request, const WaitContext& context) {
   const std::size_t element = request.element_bytes;
   const std::uint64_t piece = piece_bytes_per_pair(static_cast<std::size_t>(n_ranks_)) / element *
                               static_cast<std::uint64_t>(n_ranks_);
   const bool to_all = pattern(request.kind) == Pattern::kReduceToAll;
   const bool wants_result = to_all || rank_ == request.root;
-  const std::vector<double> factors = this->factors();
+  const PerRank<double> factors = factors_of(headers_);
   const auto fold = [&](std::byte* result, const void* const* sources, std::uint64_t count) {
     reduce(result, sources, n_ranks_, count, request.dtype, request.op, factors.data());
   };
@@ -194,7 +205,7 @@ void CrossTransport::reduce_pieces(const Request& request, const WaitContext& co
 
 void CrossTransport::reduce_scatter(const Request& request, const WaitContext& context) {
   const auto n = static_cast<std::size_t>(n_ranks_);
-  const std::vector<double> factors = this->factors();
+  const PerRank<double> factors = factors_of(headers_);
   std::uint64_t longest = 0;
   for (const ConstSpan& input : request.inputs) {
     longest = std::max<std::uint64_t>(longest, input.bytes);

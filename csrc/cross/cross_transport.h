@@ -37,7 +37,6 @@ class CrossTransport final : public Transport {
   void end(const std::string& reason);
   void reduce_pieces(const Request& request, const WaitContext& context);
   void reduce_scatter(const Request& request, const WaitContext& context);
-  std::vector<double> factors() const;
 
   const std::shared_ptr<ByteTransport> bytes_;  // shared: abort() comes from other threads
   const int rank_;
@@ -45,7 +44,8 @@ class CrossTransport final : public Transport {
   const std::unique_ptr<HostCollectives> hosts_;  // null: all that others get crosses a network
   std::uint64_t sequence_ = 0;                    // of the next operation
   Scratch scratch_;
-  std::vector<std::byte> slots_;     // all ranks' headers of the running operation
+  Scratch own_slot_;                 // this rank's header, and small data
+  Scratch slots_;                    // the same of all ranks, of the running operation
   std::vector<HeaderView> headers_;  // views into slots_
   std::string ended_;                // not empty: why nothing runs any more
 };

@@ -39,19 +39,6 @@ void ShmTransport::copy_own_part(const Request& request, std::uint64_t begin,
   }
 }
 
-void ShmTransport::exchange_inline(const Request& request) {
-  copy_own_part(request);
-  for (int offset = 1; offset < n_ranks_; ++offset) {
-    const int source = (rank_ + offset) % n_ranks_;
-    const StreamRange range = range_for(headers(), source, rank_);
-    if (range.bytes > 0) {
-      std::memcpy(request.outputs[static_cast<std::size_t>(source)].data,
-                  headers()[static_cast<std::size_t>(source)].inline_data + range.offset,
-                  range.bytes);
-    }
-  }
-}
-
 void ShmTransport::exchange(const Request& request, const WaitContext& context) {
   if (goes_both_ways(request.kind, n_ranks_)) {
     swap_with_peers(request, context);

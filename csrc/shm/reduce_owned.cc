@@ -19,6 +19,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "core/inline_collective.h"
 #include "reduce/reduce.h"
 #include "shm/from_the_end.h"
 #include "shm/line_copies.h"
@@ -225,7 +226,7 @@ void ShmTransport::copy_in_first_slices(const Request& request) {
 void ShmTransport::reduce_owned(const Request& request, bool is_first_copied,
                                 const WaitContext& context) {
   const OwnedSlices slices(*this, request);
-  const auto factors = this->factors();
+  const auto factors = factors_of(headers());
   const std::size_t place = ring_.take(slices.bytes());
   if (!is_first_copied) {
     slices.copy_in(0, place);

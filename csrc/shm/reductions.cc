@@ -1,8 +1,8 @@
-// ShmTransport: reductions of small messages, and reduce-scatter.
+// ShmTransport: reduce-scatter.
 
 #include <algorithm>
 
-#include "core/published_stream.h"
+#include "core/inline_collective.h"
 #include "reduce/reduce.h"
 #include "shm/shm_transport.h"
 
@@ -16,46 +16,9 @@ std::size_t region_bytes(std::size_t buffer_bytes, int n_ranks) {
 
 }  // namespace
 
-InlineVector<double, 8> ShmTransport::factors() const {
-  InlineVector<double, 8> factors;
-  if (headers()[0].header->op == ReduceOp::kPremulSum) {
-    for (const HeaderView& view : headers()) {
-      factors.push_back(view.header->factor);
-    }
-  }
-  return factors;
-}
-
-void ShmTransport::reduce_inline(const Request& request) {
-  if (request.kind == OpKind::kReduce && rank_ != request.root) {
-    return;
-  }
-  InlineVector<const void*, 16> sources;
-  for (const HeaderView& view : headers()) {
-    sources.push_back(view.inline_data);
-  }
-  reduce(request.outputs[0].data, sources.data(), n_ranks_, request.count, request.dtype,
-         request.op, factors().data());
-}
-
-void ShmTransport::reduce_scatter_inline(const Request& request) {
-  InlineVector<const void*, 16> sources;
-  for (int source = 0; source < n_ranks_; ++source) {
-    if (source == rank_) {
-      sources.push_back(request.inputs[static_cast<std::size_t>(rank_)].data);
-    } else {
-      const StreamRange range = range_for(headers(), source, rank_);
-      sources.push_back(headers()[static_cast<std::size_t>(source)].inline_data + range.offset);
-    }
-  }
-  reduce(request.outputs[0].data, sources.data(), n_ranks_,
-         request.outputs[0].bytes / request.element_bytes, request.dtype, request.op,
-         factors().data());
-}
-
 void ShmTransport::reduce_scatter(const Request& request, const WaitContext& context) {
   const std::size_t most = region_bytes(ring_.most_bytes(), n_ranks_);
-  const InlineVector<double, 8> factors = this->factors();
+  const PerRank<double> factors = factors_of(headers());
   std::uint64_t longest = 0;
   for (const ConstSpan& input : request.inputs) {
     longest = std::max<std::uint64_t>(longest, input.bytes);

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "core/error.h"
+#include "core/inline_collective.h"
 #include "core/monitored_barrier.h"
 #include "core/published_stream.h"
 #include "shm/arena_collectives.h"
@@ -227,10 +228,10 @@ void ShmTransport::complete_current(const Request& request, const WaitContext& c
   shows_arena_ = goes_through_arenas(headers());  // otherwise nobody touches the tensors
   if (shows_arena_) {
     if (peers_->claims && is_reduction_of_whole_tensors(request.kind)) {
-      claim_in_arenas(request, headers(), *arenas_, rank_, factors().data(), store_, claims_,
-                      context);
+      claim_in_arenas(request, headers(), *arenas_, rank_, factors_of(headers()).data(), store_,
+                      claims_, context);
     } else {
-      run_in_arenas(request, headers(), *arenas_, rank_, factors().data(), store_);
+      run_in_arenas(request, headers(), *arenas_, rank_, factors_of(headers()).data(), store_);
       board_.finish_step();
       if (may_leave) {
         common_lead_bytes_ = common_lead(headers());
@@ -243,18 +244,23 @@ void ShmTransport::complete_current(const Request& request, const WaitContext& c
     finish();
     return;
   }
+  if (are_inline(headers())) {
+    run_inline(request, headers(), rank_);
+    finish();
+    return;
+  }
   switch (pattern(request.kind)) {
     case Pattern::kNone:
       break;
     case Pattern::kExchange:
-      all_inline() ? exchange_inline(request) : exchange(request, context);
+      exchange(request, context);
       break;
     case Pattern::kReduceToAll:
     case Pattern::kReduceToRoot:
-      all_inline() ? reduce_inline(request) : reduce_large(request, context);
+      reduce_large(request, context);
       break;
     case Pattern::kReduceScatter:
-      all_inline() ? reduce_scatter_inline(request) : reduce_scatter(request, context);
+      reduce_scatter(request, context);
       break;
   }
   finish();
@@ -278,15 +284,6 @@ void ShmTransport::reduce_large(const Request& request, const WaitContext& conte
 void ShmTransport::step(const WaitContext& context) {
   board_.finish_step();
   board_.await_all(context);
-}
-
-bool ShmTransport::all_inline() const {
-  for (const HeaderView& view : headers()) {
-    if (view.header->is_inline == 0) {
-      return false;
-    }
-  }
-  return true;
 }
 
 void ShmTransport::abort(const std::string& reason) {

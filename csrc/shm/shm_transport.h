@@ -54,7 +54,6 @@ class ShmTransport final : public Transport {
   void complete_current(const Request& request, const WaitContext& context, bool may_leave = false);
   void step(const WaitContext& context);
   const std::vector<HeaderView>& headers() const { return deposits_.headers(); }
-  bool all_inline() const;
   OperationName whole_of(const Request& request, std::uint64_t number) const;
   [[noreturn]] void end_group(const Request& request, std::uint64_t number,
                               const std::string& reason);
@@ -64,7 +63,6 @@ class ShmTransport final : public Transport {
 
   void exchange(const Request& request, const WaitContext& context);
   void swap_with_peers(const Request& request, const WaitContext& context);
-  void exchange_inline(const Request& request);
   void copy_own_part(const Request& request) const;
   void copy_own_part(const Request& request, std::uint64_t begin, std::size_t bytes) const;
   // Large reductions; the first piece may have been copied in before the arrival.
@@ -73,10 +71,7 @@ class ShmTransport final : public Transport {
   void copy_in_first_slices(const Request& request);
   void reduce_owned(const Request& request, bool is_first_copied, const WaitContext& context);
   void reduce_large(const Request& request, const WaitContext& context);
-  void reduce_inline(const Request& request);
   void reduce_scatter(const Request& request, const WaitContext& context);
-  void reduce_scatter_inline(const Request& request);
-  InlineVector<double, 8> factors() const;
 
   Segment* const segment_;
   const Peers* const peers_;

@@ -175,6 +175,8 @@ def pool_worker(connection: Connection) -> None:
             result = run_job(job)
             if dist.is_initialized():
                 dist.destroy_process_group()
+            # After an init_process_group that raised, it would number groups otherwise than a fresh process.
+            dist.distributed_c10d._world.group_count = 0
             reply = (True, result)
         except BaseException:
             reply = (False, traceback.format_exc())
