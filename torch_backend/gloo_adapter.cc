@@ -92,8 +92,8 @@ void GlooAdapter::exchange(const SentSpans& send, const ReceivedSpans& receive,
     }
     return sizes;
   };
-  std::vector<int64_t> send_sizes = sizes_of(send);
-  std::vector<int64_t> receive_sizes = sizes_of(receive);
+  const std::vector<int64_t> send_sizes = sizes_of(send);
+  const std::vector<int64_t> receive_sizes = sizes_of(receive);
   const auto total = [](const std::vector<int64_t>& sizes) {
     return static_cast<std::size_t>(std::accumulate(sizes.begin(), sizes.end(), int64_t{0}));
   };
@@ -109,9 +109,13 @@ void GlooAdapter::exchange(const SentSpans& send, const ReceivedSpans& receive,
   at::Tensor output = view_bytes(received, total(receive_sizes));
   c10d::AllToAllOptions options;
   options.timeout = timeout_left(context);
+  auto given_send_sizes = send_sizes;  // Gloo takes them away
+  auto given_receive_sizes = receive_sizes;
   run_on_gloo(
       gloo_,
-      [&] { return gloo_->alltoall_base(output, input, receive_sizes, send_sizes, options); },
+      [&] {
+        return gloo_->alltoall_base(output, input, given_receive_sizes, given_send_sizes, options);
+      },
       context);
   const std::byte* from = received;
   for (std::size_t rank = 0; rank < receive.size(); ++rank) {

@@ -70,9 +70,35 @@ def _every_kind(rank: int, world_size: int, hosts: list[int], path: str) -> None
                     assert (output == value).all(), (kind, count, output[:4], value)
 
 
-@pytest.mark.parametrize("hosts", LAYOUTS, ids=str)
+@pytest.mark.parametrize("hosts", [*LAYOUTS, [0, 1, 0, 1], [0, 0, 0, 1, 1]], ids=str)
 def test_every_kind_of_collective(hosts: list[int], tmp_path: Path) -> None:
     run_ranks(_every_kind, len(hosts), hosts, str(tmp_path / "store"), init=False)
+
+
+@pytest.mark.parametrize("env", [{"HORON_CARRIER": "gloo"}, {"HORON_HIERARCHICAL": "off"}], ids=str)
+def test_every_kind_in_other_ways(env: dict[str, str], tmp_path: Path) -> None:
+    run_ranks(_every_kind, 3, [0, 0, 1], str(tmp_path / "store"), init=False, env=env)
+
+
+def _no_interface(rank: int, world_size: int, hosts: list[int], path: str, without: int) -> None:
+    if rank == without:
+        os.environ["HORON_IFACE"] = "nowhere0"
+    with _group_over_hosts(rank, hosts, path):
+        for count in (3, 300_000):
+            total = torch.full((count,), float(rank))
+            dist.all_reduce(total)
+            assert (total == sum(range(world_size))).all()
+
+
+@pytest.mark.parametrize("without", [0, 1, 2])
+def test_gloo_carries_what_a_rank_can_not_connect_for(without: int, tmp_path: Path) -> None:
+    path = str(tmp_path / "store")
+    outcomes = run_fresh_processes(_no_interface, 3, [0, 1, 1], path, without, init=False, timeout=60)
+    # The last one is the coordinator of nobody, so that its interfaces do not count.
+    warns = without < 2
+    assert ("goes over Gloo" in outcomes[without].stderr and "nowhere0" in outcomes[without].stderr) == warns
+    for outcome in outcomes:
+        assert outcome.exitcode == 0, outcome.stderr
 
 
 def _arithmetic(rank: int, world_size: int, hosts: list[int], path: str) -> None:

@@ -1,0 +1,104 @@
+"""Collectives of ranks on several hosts: horon, with and without its parts, against Gloo, in one run.
+
+    torchrun --standalone --nproc-per-node 4 benchmarks/hosts.py --per-host 2
+
+On one machine: HORON_HOST_ID makes each `--per-host` ranks count as a host, and loopback is the network, which is as
+fast as memory. `flat` is horon without shared memory within hosts, `carrier` horon with Gloo in the place of its own
+connections. Contenders take turns in blocks of calls; each number is the median over blocks of the slowest rank's time
+for a call, in microseconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import time
+from collections.abc import Callable
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from common import format_bytes, parse_bytes
+
+kSettings: dict[str, dict[str, str]] = {
+    "horon": {},
+    "flat": {"HORON_HIERARCHICAL": "off"},
+    "carrier": {"HORON_CARRIER": "gloo"},
+    "gloo": {},
+}
+kBlockBytes = 64 << 20
+"""That a block of calls brings, at most."""
+
+Call = Callable[[torch.Tensor, torch.Tensor, dist.ProcessGroup], object]
+kCalls: dict[str, Call] = {
+    "all_reduce": lambda tensor, _, group: dist.all_reduce(tensor, group=group),
+    "broadcast": lambda tensor, _, group: dist.broadcast(tensor, 0, group=group),
+    "all_gather": lambda tensor, whole, group: dist.all_gather_into_tensor(whole, tensor, group=group),
+    "reduce_scatter": lambda tensor, whole, group: dist.reduce_scatter_tensor(tensor, whole, group=group),
+    "all_to_all": lambda tensor, whole, group: dist.all_to_all_single(whole, whole.clone(), group=group),
+    "barrier": lambda tensor, _, group: dist.barrier(group=group),
+}
+_WITH_WHOLE = ("all_gather", "reduce_scatter", "all_to_all")
+
+
+def _make_groups(names: list[str]) -> dict[str, dist.ProcessGroup]:
+    groups: dict[str, dist.ProcessGroup] = {}
+    for name in names:
+        os.environ.update(kSettings[name])
+        made = dist.new_group(backend="gloo" if name == "gloo" else "horon", timeout=timedelta(minutes=5))
+        assert isinstance(made, dist.ProcessGroup)
+        groups[name] = made
+        for variable in kSettings[name]:
+            del os.environ[variable]
+    return groups
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--per-host", type=int, default=2, help="ranks that count as a host's; 0: as they really are")
+    parser.add_argument("--collectives", default="all_reduce,broadcast,all_gather", help=", ".join(kCalls))
+    parser.add_argument("--sizes", default="4,1K,64K,1M,16M", help="bytes that a rank brings")
+    parser.add_argument("--contenders", default="horon,flat,gloo", help=", ".join(kSettings))
+    parser.add_argument("--rounds", type=int, default=9)
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    rank = int(os.environ["RANK"])
+    if arguments.per_host > 0:
+        os.environ["HORON_HOST_ID"] = f"host{rank // arguments.per_host}"
+    dist.init_process_group("gloo")
+    n = dist.get_world_size()
+    groups = _make_groups(arguments.contenders.split(","))
+    if rank == 0:
+        print(f"{n} ranks, {arguments.per_host} per host; us per call, and times Gloo's speed")
+        print(f"{'':14} {'size':>8} " + " ".join(f"{name:>10}" for name in groups))
+    for collective in arguments.collectives.split(","):
+        for size in [parse_bytes(text) for text in arguments.sizes.split(",")]:
+            count = max(size // 4, 1)
+            tensor = torch.ones(count)
+            whole = torch.ones(n * count if collective in _WITH_WHOLE else 1)
+            calls = max(1, min(100, kBlockBytes // size // (n if collective in _WITH_WHOLE else 1)))
+            found: dict[str, list[float]] = {name: [] for name in groups}
+            for turn in range(arguments.rounds + 1):
+                for name, group in groups.items():
+                    tensor.fill_(1)
+                    dist.barrier(group=group)
+                    started = time.perf_counter()
+                    for _ in range(calls):
+                        kCalls[collective](tensor, whole, group)
+                    took = torch.tensor([(time.perf_counter() - started) / calls * 1e6])
+                    dist.all_reduce(took, dist.ReduceOp.MAX)
+                    if turn > 0:
+                        found[name].append(took.item())
+            medians = {name: statistics.median(times) for name, times in found.items()}
+            if rank == 0:
+                against = f"  {medians['gloo'] / medians['horon']:6.2f} x" if {"gloo", "horon"} <= set(medians) else ""
+                columns = " ".join(f"{value:10.1f}" for value in medians.values())
+                print(f"{collective:14} {format_bytes(size):>8} {columns}{against}", flush=True)
+            if collective == "barrier":
+                break
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

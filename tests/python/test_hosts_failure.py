@@ -1,0 +1,117 @@
+"""Bad ends of groups on several hosts, some of them with several ranks: who is to blame is named everywhere.
+
+HORON_HOST_ID makes ranks of one machine count as different hosts.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from harness import assert_clean_exits, expect_error, on_gloo, run_fresh_processes
+
+pytestmark = pytest.mark.skipif(on_gloo(), reason="gloo: says which socket was closed")
+
+HOSTS = [0, 0, 1, 1]
+"""Of each rank."""
+DEATH_S = 10.0
+"""Within which survivors must notice a death."""
+
+
+def _join(rank: int, path: str, timeout_s: float = 60) -> None:
+    os.environ["HORON_HOST_ID"] = f"host{HOSTS[rank]}"
+    dist.init_process_group(
+        "horon",
+        init_method=f"file://{path}",
+        rank=rank,
+        world_size=len(HOSTS),
+        timeout=timedelta(seconds=timeout_s),
+    )
+    total = torch.ones(5)
+    dist.all_reduce(total)
+    assert (total == len(HOSTS)).all()
+
+
+def _killed(rank: int, world_size: int, path: str, victim: int, count: int) -> None:
+    _join(rank, path)
+    if rank == victim:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def sum_up() -> None:
+        dist.all_reduce(torch.ones(count))
+
+    expect_error(sum_up, "DistBackendError", f"rank {victim} (pid ", "can not be used any more", within_s=DEATH_S)
+    expect_error(sum_up, "the group has ended")
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize(("victim", "count"), [(0, 5), (1, 5), (2, 300_000), (3, 5)])
+def test_a_dead_rank_is_named_on_every_host(victim: int, count: int, tmp_path: Path) -> None:
+    path = str(tmp_path / "store")
+    outcomes = run_fresh_processes(_killed, len(HOSTS), path, victim, count, init=False, timeout=60)
+    assert_clean_exits(outcomes, [-signal.SIGKILL if rank == victim else 0 for rank in range(len(HOSTS))])
+
+
+def _killed_in_the_middle(rank: int, world_size: int, path: str, victim: int) -> None:
+    _join(rank, path)
+
+    def sum_up() -> None:
+        for step in range(1000):
+            if rank == victim and step == 3:
+                work = dist.all_reduce(torch.ones(2 << 20), async_op=True)
+                assert not work.is_completed()
+                os.kill(os.getpid(), signal.SIGKILL)
+            dist.all_reduce(torch.ones(2 << 20))
+
+    expect_error(sum_up, "DistBackendError", "can not be used any more", within_s=3 * DEATH_S)
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("victim", [0, 3])
+def test_a_death_in_the_middle_of_a_large_operation_ends_it(victim: int, tmp_path: Path) -> None:
+    path = str(tmp_path / "store")
+    outcomes = run_fresh_processes(_killed_in_the_middle, len(HOSTS), path, victim, init=False, timeout=90)
+    assert_clean_exits(outcomes, [-signal.SIGKILL if rank == victim else 0 for rank in range(len(HOSTS))])
+
+
+def _late(rank: int, world_size: int, path: str, absent: int) -> None:
+    _join(rank, path, timeout_s=5)
+    store = dist.PrefixStore("test", dist.distributed_c10d._get_default_store())
+    if rank == absent:
+        store.wait([f"done/{other}" for other in range(world_size) if other != absent], timedelta(seconds=60))
+        expect_error(lambda: dist.all_reduce(torch.ones(5)), "DistBackendError", within_s=DEATH_S)
+    else:
+        words = ("DistBackendError", "timed out waiting 5000ms for", f"rank {absent}")
+        text = expect_error(lambda: dist.all_reduce(torch.ones(5)), *words, within_s=5 + DEATH_S)
+        others = [other for other in range(world_size) if other != absent]
+        assert not any(f"5000ms for rank {other}" in text for other in others), text
+        store.set(f"done/{rank}", "")
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("absent", [2, 3])
+def test_a_rank_that_does_not_come_is_named_on_every_host(absent: int, tmp_path: Path) -> None:
+    path = str(tmp_path / "store")
+    assert_clean_exits(run_fresh_processes(_late, len(HOSTS), path, absent, init=False, timeout=90))
+
+
+def _one_leaves(rank: int, world_size: int, path: str) -> None:
+    _join(rank, path)
+    for count in (5, 100_000):
+        tensor = torch.ones(count)
+        dist.all_reduce(tensor)
+        assert (tensor == world_size).all()
+    if rank % 2 == 1:  # At once after its last operation; the others still have what it brought.
+        os._exit(0)
+    expect_error(lambda: dist.all_reduce(torch.ones(5)), "DistBackendError", "rank", within_s=DEATH_S)
+    dist.destroy_process_group()
+
+
+def test_ranks_that_exit_after_their_last_operation(tmp_path: Path) -> None:
+    path = str(tmp_path / "store")
+    assert_clean_exits(run_fresh_processes(_one_leaves, len(HOSTS), path, init=False, timeout=60))
