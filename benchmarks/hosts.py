@@ -4,22 +4,21 @@
 
 On one machine: HORON_HOST_ID makes each `--per-host` ranks count as a host, and loopback is the network, which is as
 fast as memory. `flat` is horon without shared memory within hosts, `carrier` horon with Gloo in the place of its own
-connections. Contenders take turns in blocks of calls; each number is the median over blocks of the slowest rank's time
-for a call, in microseconds.
+connections. Contenders take turns in blocks of calls; a sample is the slowest rank's time for a call of a block.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-import statistics
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from common import format_bytes, parse_bytes
+from common import Timing, format_bytes, machine_info, parse_bytes, print_table, summarize, timing_rows, write_json
 
 kSettings: dict[str, dict[str, str]] = {
     "horon": {},
@@ -60,7 +59,9 @@ def main() -> None:
     parser.add_argument("--collectives", default="all_reduce,broadcast,all_gather", help=", ".join(kCalls))
     parser.add_argument("--sizes", default="4,1K,64K,1M,16M", help="bytes that a rank brings")
     parser.add_argument("--contenders", default="horon,flat,gloo", help=", ".join(kSettings))
-    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--rounds", type=int, default=9, help="blocks of each contender")
+    parser.add_argument("--json", type=Path, help="file for the results")
+    parser.add_argument("--plot", type=Path, help="file for a plot of the first collective")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     rank = int(os.environ["RANK"])
@@ -69,9 +70,8 @@ def main() -> None:
     dist.init_process_group("gloo")
     n = dist.get_world_size()
     groups = _make_groups(arguments.contenders.split(","))
-    if rank == 0:
-        print(f"{n} ranks, {arguments.per_host} per host; us per call, and times Gloo's speed")
-        print(f"{'':14} {'size':>8} " + " ".join(f"{name:>10}" for name in groups))
+    machine = machine_info("benchmarks/hosts.py")
+    timings: list[Timing] = []
     for collective in arguments.collectives.split(","):
         for size in [parse_bytes(text) for text in arguments.sizes.split(",")]:
             count = max(size // 4, 1)
@@ -90,13 +90,28 @@ def main() -> None:
                     dist.all_reduce(took, dist.ReduceOp.MAX)
                     if turn > 0:
                         found[name].append(took.item())
-            medians = {name: statistics.median(times) for name, times in found.items()}
-            if rank == 0:
-                against = f"  {medians['gloo'] / medians['horon']:6.2f} x" if {"gloo", "horon"} <= set(medians) else ""
-                columns = " ".join(f"{value:10.1f}" for value in medians.values())
-                print(f"{collective:14} {format_bytes(size):>8} {columns}{against}", flush=True)
+            bus_factor = 2 * (n - 1) / n if collective == "all_reduce" else 1.0
+            for name, times in found.items():
+                ns = [time_us * 1e3 for time_us in times]
+                timings.append(summarize(name, size, bus_factor, ns, collective=collective))
             if collective == "barrier":
                 break
+        if rank == 0:
+            cells = [timing for timing in timings if timing.collective == collective]
+            print_table(f"{collective}, {n} ranks, {arguments.per_host} per host", *timing_rows(cells))
+            medians = {(cell.size_bytes, cell.contender): cell.median_us for cell in cells}
+            for size in dict.fromkeys(cell.size_bytes for cell in cells) if "horon" in groups else ():
+                faster = {name: medians[size, name] / medians[size, "horon"] for name in groups if name != "horon"}
+                ratios = ", ".join(f"{ratio:.2f} x {name}" for name, ratio in faster.items())
+                print(f"{format_bytes(size):>8}: {ratios}", flush=True)
+    if rank == 0 and arguments.json:
+        write_json(arguments.json, machine, timings, ranks=n, per_host=arguments.per_host)
+    if rank == 0 and arguments.plot:
+        from plots import plot_by_size
+
+        first = arguments.collectives.split(",")[0]
+        title = f"{first} of {n} ranks, {arguments.per_host} per host; {machine['cpu']}, {machine['date'][:10]}"
+        plot_by_size(arguments.plot, title, [t for t in timings if t.collective == first], "horon", [])
     dist.destroy_process_group()
 
 

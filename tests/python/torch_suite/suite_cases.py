@@ -96,5 +96,7 @@ def run_rank(log_path: Path, target: Any, args: tuple[Any, ...], kwargs: dict[st
     with log_path.open("ab") as log:
         os.dup2(log.fileno(), sys.stdout.fileno())
         os.dup2(log.fileno(), sys.stderr.fileno())
+    if per_host := os.environ.get("HORON_TEST_RANKS_PER_HOST"):
+        os.environ["HORON_HOST_ID"] = f"host{args[0] // int(per_host)}"
     distributed_test.INIT_METHOD = os.environ["INIT_METHOD"]  # a spawned rank would have read it just now
     target(*args, **kwargs)
