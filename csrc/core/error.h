@@ -5,6 +5,7 @@
 #include <stdexcept>
 #include <string>
 #include <utility>
+#include <vector>
 
 namespace horon {
 
@@ -36,7 +37,14 @@ class GroupError : public Error {
 // A deadline passed. The group is unusable afterwards, because buffers may be in use.
 class TimeoutError : public GroupError {
  public:
-  using GroupError::GroupError;
+  explicit TimeoutError(const std::string& text, std::vector<int> missing = {})
+      : GroupError(text), missing_(std::move(missing)) {}
+
+  // Ranks, as messages call them, that had not come; empty if that is not known.
+  const std::vector<int>& missing() const { return missing_; }
+
+ private:
+  std::vector<int> missing_;
 };
 
 // A peer died or left while it was needed.
@@ -48,14 +56,17 @@ class PeerLostError : public GroupError {
 // A group has ended in an operation; what() says in which.
 class EndedError : public GroupError {
  public:
-  EndedError(const std::string& text, std::string reason)
-      : GroupError(text), reason_(std::move(reason)) {}
+  EndedError(const std::string& text, std::string reason, std::vector<int> missing)
+      : GroupError(text), reason_(std::move(reason)), missing_(std::move(missing)) {}
 
   // Without the operation: "rank 1 (pid 4711) died (killed or crashed)".
   const std::string& reason() const { return reason_; }
+  // As of a TimeoutError.
+  const std::vector<int>& missing() const { return missing_; }
 
  private:
   std::string reason_;
+  std::vector<int> missing_;
 };
 
 // Joins its arguments into one string.

@@ -5,7 +5,6 @@
 namespace horon {
 
 std::chrono::milliseconds monitored_barrier_timeout(std::chrono::milliseconds timeout, int rank) {
-  constexpr std::chrono::seconds kGraceForRankZero{5};
   return rank == 0 ? timeout : timeout + kGraceForRankZero;
 }
 

@@ -9,6 +9,7 @@
 namespace horon {
 
 // Rank 0 gives up first, so that the others hear its verdict.
+inline constexpr std::chrono::seconds kGraceForRankZero{5};
 std::chrono::milliseconds monitored_barrier_timeout(std::chrono::milliseconds timeout, int rank);
 
 // What rank 0 throws when `missing` ranks had not come in time.

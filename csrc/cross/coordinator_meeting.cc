@@ -123,7 +123,7 @@ std::optional<RemotePeer> welcome(UniqueFd socket, const Greeting& own, int n_ra
     }
     return std::nullopt;
   }
-  return RemotePeer{theirs.rank, describe(theirs), std::move(socket)};
+  return RemotePeer{theirs.rank, theirs.number, describe(theirs), std::move(socket)};
 }
 
 // On the others.
@@ -136,7 +136,7 @@ RemotePeer introduce(UniqueFd socket, const Greeting& own, const WaitContext& co
   HORON_CHECK(theirs.rank == 0, "it is rank ", theirs.rank);
   const char has_read = 1;
   send_all(socket.get(), &has_read, sizeof has_read, context);
-  return {0, describe(theirs), std::move(socket)};
+  return {0, theirs.number, describe(theirs), std::move(socket)};
 }
 
 std::vector<RemotePeer> receive_everybody(int listener, std::uint64_t nonce, int n_ranks,

@@ -18,6 +18,7 @@ namespace horon {
 
 struct RemotePeer {
   int rank = 0;
+  int number = 0;           // what messages call it
   std::string description;  // "rank 1 (pid 123 on host-b)"
   UniqueFd socket;          // connected; does not block
 };

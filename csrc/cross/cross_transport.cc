@@ -51,19 +51,26 @@ void CrossTransport::run(const Request& request, const WaitContext& context) {
     run_steps(request, context);
   } catch (const MismatchError&) {
     throw;  // agreed on by all ranks: the group goes on
+  } catch (const TimeoutError& error) {
+    const bool is_verdict = request.kind == OpKind::kMonitoredBarrier && rank_ == 0;
+    fail(operation, is_verdict
+                        ? monitored_barrier_timeout_text(error.missing(), request.monitor_all_ranks,
+                                                         context.deadline.timeout())
+                        : error.what());
   } catch (const Error& error) {
-    end(concat(describe(operation), ": ", error.what()));
-    if (request.kind == OpKind::kMonitoredBarrier && rank_ == 0) {
-      throw GroupError(concat("[Rank 0]: monitoredBarrier: ", ended_));
-    }
-    if (request.kind == OpKind::kMonitoredBarrier) {
-      throw GroupError(monitored_barrier_refused_text(rank_, error.what()));
-    }
-    throw GroupError(group_over_text(ended_));
+    fail(operation, error.what());
   } catch (...) {  // check_interrupt's own exception: passed on as it is
     end(concat("rank ", rank_, " was interrupted in ", name(request.kind)));
     throw;
   }
+}
+
+void CrossTransport::fail(const OperationName& operation, const std::string& reason) {
+  end(concat(describe(operation), ": ", reason));
+  if (operation.request->kind == OpKind::kMonitoredBarrier && rank_ != 0) {
+    throw GroupError(monitored_barrier_refused_text(rank_, reason));
+  }
+  throw GroupError(group_over_text(ended_));
 }
 
 HostCollectives::Call CrossTransport::call(const Request& request,

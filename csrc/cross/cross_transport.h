@@ -35,6 +35,7 @@ class CrossTransport final : public Transport {
   void exchange(const Request& request, const WaitContext& context);
   bool crosses(std::size_t source, std::size_t destination) const;
   void end(const std::string& reason);
+  [[noreturn]] void fail(const OperationName& operation, const std::string& reason);
   void reduce_pieces(const Request& request, const WaitContext& context);
   void reduce_scatter(const Request& request, const WaitContext& context);
 

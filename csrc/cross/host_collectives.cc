@@ -2,10 +2,11 @@
 
 #include <algorithm>
 #include <cstring>
-#include <exception>
 
 #include "core/error.h"
+#include "core/monitored_barrier.h"
 #include "core/rank_list.h"
+#include "core/round_up.h"
 #include "cross/sliced_reduction.h"
 #include "reduce/convert_halves.h"
 #include "reduce/reduce.h"
@@ -31,6 +32,15 @@ WaitContext with_patience(WaitContext context, int times) {
 // Of a call's last part, in which those who talk to other hosts are waited for.
 HostCollectives::Call patient(const HostCollectives::Call& call) {
   return {call.operation, with_patience(call.context, 2)};
+}
+
+// In monitored_barrier rank 0 has less time than the others, and wants to hear within it who is
+// missing elsewhere.
+HostCollectives::Call until_rank_zero_wants_to_know(HostCollectives::Call call) {
+  if (call.operation.request->kind == OpKind::kMonitoredBarrier && call.operation.rank != 0) {
+    call.context.deadline = call.context.deadline.later(-kGraceForRankZero);
+  }
+  return call;
 }
 
 void copy_some(std::byte* to, const std::byte* from, std::uint64_t bytes) {
@@ -76,6 +86,9 @@ void HostCollectives::run_locally(Request& request, const OperationName& whole,
     throw GroupError(concat("the ranks of one host disagree about a part of it, which is a bug in ",
                             "horon: ", error.what()));
   } catch (const EndedError& error) {
+    if (!error.missing().empty()) {
+      throw TimeoutError(error.reason(), error.missing());
+    }
     throw GroupError(error.reason());
   }
 }
@@ -96,38 +109,58 @@ void HostCollectives::all_gather(const std::byte* send, std::byte* receive, std:
   for (const std::vector<int>& ranks : layout.hosts) {
     most = std::max(most, ranks.size());
   }
-  const std::size_t block = kReasonBytes + most * bytes;
+  // Of each host: the reason if there are no headers, which of its ranks are missing, the headers.
+  const std::size_t flags_at = kReasonBytes;
+  const std::size_t headers_at = round_up(flags_at + most, sizeof(std::uint64_t));
+  const std::size_t block = headers_at + most * bytes;
   block_.assign(block, std::byte{0});
   blocks_.resize(block * layout.n_hosts());
-  std::exception_ptr failure;
   const bool is_first = layout.own_index == 0;
-  copy_some(block_.data() + kReasonBytes + layout.own_index * bytes, send, bytes);
+  copy_some(block_.data() + headers_at + layout.own_index * bytes, send, bytes);
   if (parts_.local) {
     std::vector<Part> parts;
     for (std::uint64_t each = 0; each < n_neighbours(); ++each) {
       parts.push_back({each * bytes, (each + 1) * bytes});
     }
-    try {
-      share_locally(block_.data() + kReasonBytes, parts, call);
-    } catch (const GroupError& error) {
+    const auto tell = [&](const GroupError& error) {
       if (!is_first) {
         throw;
       }
-      failure = std::current_exception();
       std::strncpy(reinterpret_cast<char*>(block_.data()), error.what(), kReasonBytes - 1);
+    };
+    try {
+      share_locally(block_.data() + headers_at, parts, until_rank_zero_wants_to_know(call));
+    } catch (const TimeoutError& error) {
+      tell(error);
+      for (const int missing : error.missing()) {
+        block_[flags_at + layout.index_of(missing)] = std::byte{1};
+      }
+    } catch (const GroupError& error) {
+      tell(error);
     }
   }
   if (is_first) {
-    parts_.column->all_gather(block_.data(), blocks_.data(), block, with_patience(call.context, 1));
-    if (failure) {
-      std::rethrow_exception(failure);
-    }
-    for (std::size_t host = 0; host < layout.n_hosts(); ++host) {
-      const auto* const reason = reinterpret_cast<const char*>(blocks_.data() + host * block);
-      if (*reason != '\0') {
-        throw GroupError(concat("on the host of ", name_ranks(layout.hosts[host]), ": ", reason));
+    try {
+      parts_.column->all_gather(block_.data(), blocks_.data(), block,
+                                with_patience(call.context, 1));
+    } catch (const GroupError& error) {
+      if (block_[0] == std::byte{0}) {
+        throw;
+      }
+      // The own host's reason comes first: the others may have failed because of it.
+      std::fill(blocks_.begin(), blocks_.end(), std::byte{0});
+      std::copy(block_.begin(), block_.end(),
+                blocks_.begin() + static_cast<std::ptrdiff_t>(layout.own_host * block));
+      if (const auto* late = dynamic_cast<const TimeoutError*>(&error)) {
+        for (const int missing : late->missing()) {
+          std::byte* const of_host =
+              blocks_.data() + layout.host_of[static_cast<std::size_t>(missing)] * block;
+          std::strncpy(reinterpret_cast<char*>(of_host), error.what(), kReasonBytes - 1);
+          of_host[flags_at + layout.index_of(missing)] = std::byte{1};
+        }
       }
     }
+    check_reasons(block, flags_at);
   }
   if (parts_.local) {
     Request request = request_of_bytes(OpKind::kBroadcast);
@@ -145,9 +178,38 @@ void HostCollectives::all_gather(const std::byte* send, std::byte* receive, std:
   for (std::size_t host = 0; host < layout.n_hosts(); ++host) {
     for (std::size_t index = 0; index < layout.hosts[host].size(); ++index) {
       const auto rank = static_cast<std::size_t>(layout.hosts[host][index]);
-      copy_some(receive + rank * bytes,
-                blocks_.data() + host * block + kReasonBytes + index * bytes, bytes);
+      copy_some(receive + rank * bytes, blocks_.data() + host * block + headers_at + index * bytes,
+                bytes);
     }
+  }
+}
+
+void HostCollectives::check_reasons(std::size_t block, std::size_t flags_at) const {
+  const HostLayout& layout = parts_.layout;
+  std::string text;
+  std::vector<int> missing;
+  for (std::size_t host = 0; host < layout.n_hosts(); ++host) {
+    const std::byte* const of_host = blocks_.data() + host * block;
+    const auto* const reason = reinterpret_cast<const char*>(of_host);
+    if (*reason == '\0') {
+      continue;
+    }
+    text += text.empty() ? "" : "; ";
+    text += host == layout.own_host
+                ? reason
+                : concat("on the host of ", name_ranks(layout.hosts[host]), ": ", reason);
+    for (std::size_t index = 0; index < layout.hosts[host].size(); ++index) {
+      if (of_host[flags_at + index] != std::byte{0}) {
+        missing.push_back(layout.hosts[host][index]);
+      }
+    }
+  }
+  std::sort(missing.begin(), missing.end());
+  if (!missing.empty()) {
+    throw TimeoutError(text, missing);
+  }
+  if (!text.empty()) {
+    throw GroupError(text);
   }
 }
 

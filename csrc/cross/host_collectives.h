@@ -91,6 +91,9 @@ class HostCollectives {
   // Bytes: the rank of this host with that index gets what all columns have of a result.
   void give_to_root(std::size_t root, std::byte* whole, const std::vector<Part>& parts,
                     const Call& call) const;
+  // Throws what a host has said instead of bringing its headers. Of each host there is a block, in
+  // which flags for its missing ranks begin at `flags_at`.
+  void check_reasons(std::size_t block, std::size_t flags_at) const;
   // Bytes: every rank gets what the others of its host have; `parts`: by rank of the host, in
   // `whole`, where this rank's lies already.
   void share_locally(std::byte* whole, const std::vector<Part>& parts, const Call& call) const;

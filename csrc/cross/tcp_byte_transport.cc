@@ -196,13 +196,15 @@ void TcpByteTransport::look_around(const WaitContext& context) {
     return;
   }
   std::string whom;
+  std::vector<int> missing;
   for (const Connection& connection : connections_) {
     if (!connection.is_done()) {
+      missing.push_back(connection.peer.number);
       whom += concat(whom.empty() ? "" : ", ", connection.peer.description);
     }
   }
   throw TimeoutError(
-      concat("Timed out waiting ", context.deadline.timeout().count(), "ms for ", whom));
+      concat("Timed out waiting ", context.deadline.timeout().count(), "ms for ", whom), missing);
 }
 
 void TcpByteTransport::wait(const WaitContext& context) {

@@ -5,6 +5,15 @@
 
 namespace horon {
 
+std::vector<int> Peers::numbers_of(const std::vector<int>& ranks) const {
+  std::vector<int> called;
+  called.reserve(ranks.size());
+  for (const int rank : ranks) {
+    called.push_back(number(rank));
+  }
+  return called;
+}
+
 std::string Peers::name(const std::vector<int>& ranks) const {
   return name_ranks(ranks, numbers, global_ranks);
 }

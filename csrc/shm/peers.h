@@ -35,6 +35,7 @@ struct Peers {
     const auto index = static_cast<std::size_t>(peer);
     return index < numbers.size() ? numbers[index] : peer;
   }
+  std::vector<int> numbers_of(const std::vector<int>& ranks) const;
   // As name_ranks().
   std::string name(const std::vector<int>& ranks) const;
   // "rank 1 (pid 123)", with the global rank where it differs.

@@ -47,7 +47,7 @@ void ShmTransport::run_guarded(const Request& request, std::uint64_t number,
                 monitored_barrier_timeout_text(board_.missing_ranks(), request.monitor_all_ranks,
                                                context.deadline.timeout()));
     }
-    end_group(request, number, error.what());
+    end_group(request, number, error.what(), error.missing());
   } catch (const GroupError& error) {
     end_group(request, number, error.what());
   } catch (...) {  // check_interrupt's own exception: passed on as it is
@@ -200,7 +200,7 @@ OperationName ShmTransport::whole_of(const Request& request, std::uint64_t numbe
 }
 
 void ShmTransport::end_group(const Request& request, std::uint64_t number,
-                             const std::string& reason) {
+                             const std::string& reason, const std::vector<int>& missing) {
   quarantine(request);
   const std::string where = describe(whole_of(request, number));
   ended_ = segment_->is_poisoned() ? reason : concat(where, ": ", reason);
@@ -208,7 +208,7 @@ void ShmTransport::end_group(const Request& request, std::uint64_t number,
   if (request.kind == OpKind::kMonitoredBarrier && rank_ != 0) {
     throw GroupError(monitored_barrier_refused_text(rank_, reason));
   }
-  throw EndedError(group_over_text(concat(where, ": ", reason)), reason);
+  throw EndedError(group_over_text(concat(where, ": ", reason)), reason, missing);
 }
 
 void ShmTransport::complete_current(const Request& request, const WaitContext& context,

@@ -56,7 +56,7 @@ class ShmTransport final : public Transport {
   const std::vector<HeaderView>& headers() const { return deposits_.headers(); }
   OperationName whole_of(const Request& request, std::uint64_t number) const;
   [[noreturn]] void end_group(const Request& request, std::uint64_t number,
-                              const std::string& reason);
+                              const std::string& reason, const std::vector<int>& missing = {});
   // Where in this process's arena the data of an operation lies, for its header.
   std::uint64_t arena_offset(const Request& request) const;
   void quarantine(const Request& request);

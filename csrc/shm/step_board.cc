@@ -125,8 +125,10 @@ void StepBoard::await(int peer, const WaitContext& context) {
   const auto check = [&] {
     check_health();
     if (context.deadline.has_passed() && !has_reached(peer)) {
+      const std::vector<int> missing = missing_ranks();
       throw TimeoutError(concat("Timed out waiting ", context.deadline.timeout().count(), "ms for ",
-                                peers_->name(missing_ranks())));
+                                peers_->name(missing)),
+                         peers_->numbers_of(missing));
     }
   };
   sleep_until(word(peer, awaited_), ready, check, context,

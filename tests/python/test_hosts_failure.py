@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from harness import assert_clean_exits, expect_error, on_gloo, run_fresh_processes
+from harness import TORCH_VERSION, assert_clean_exits, expect_error, on_gloo, run_fresh_processes
 
 pytestmark = pytest.mark.skipif(on_gloo(), reason="gloo: says which socket was closed")
 
@@ -115,3 +115,29 @@ def _one_leaves(rank: int, world_size: int, path: str) -> None:
 def test_ranks_that_exit_after_their_last_operation(tmp_path: Path) -> None:
     path = str(tmp_path / "store")
     assert_clean_exits(run_fresh_processes(_one_leaves, len(HOSTS), path, init=False, timeout=60))
+
+
+def _not_passing(rank: int, world_size: int, path: str, absent: list[int]) -> None:
+    _join(rank, path)
+    store = dist.PrefixStore("test", dist.distributed_c10d._get_default_store())
+    if rank in absent:  # But alive.
+        store.wait([f"done/{other}" for other in range(world_size) if other not in absent], timedelta(seconds=60))
+        return
+    timeout = timedelta(seconds=3)
+    if rank > 0:
+        words = ("successfully reached monitoredBarrier", "rank 0")
+        expect_error(lambda: dist.monitored_barrier(timeout=timeout, wait_all_ranks=True), *words)
+    else:
+        names = f"Rank {absent[0]} failed" if len(absent) == 1 else f"Ranks {absent[0]}, {absent[1]} failed"
+        words = (names, "to pass monitoredBarrier in 3000 ms")
+        expect_error(lambda: dist.monitored_barrier(timeout=timeout, wait_all_ranks=True), *words)
+    store.set(f"done/{rank}", "")
+
+
+@pytest.mark.skipif(TORCH_VERSION < (2, 15), reason="torch.distributed has it for Gloo alone")
+@pytest.mark.parametrize("absent", [[3], [1, 2]], ids=str)
+def test_monitored_barrier_names_ranks_of_all_hosts(absent: list[int], tmp_path: Path) -> None:
+    path = str(tmp_path / "store")
+    outcomes = run_fresh_processes(_not_passing, len(HOSTS), path, absent, init=False, timeout=60)
+    for outcome in outcomes:
+        assert outcome.exitcode == 0, outcome.stderr
