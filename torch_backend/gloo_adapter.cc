@@ -87,6 +87,7 @@ void GlooAdapter::exchange(const SentSpans& send, const ReceivedSpans& receive,
   const auto own = static_cast<std::size_t>(gloo_->getRank());
   const auto sizes_of = [&](const auto& spans) {
     std::vector<int64_t> sizes;
+    sizes.reserve(spans.size());
     for (std::size_t rank = 0; rank < spans.size(); ++rank) {
       sizes.push_back(rank == own ? 0 : static_cast<int64_t>(spans[rank].bytes));
     }

@@ -69,6 +69,7 @@ std::unique_ptr<HostCollectives> make_host_collectives(
   }
   if (layout.is_in_column()) {
     std::vector<int> ranks;
+    ranks.reserve(layout.n_hosts());
     for (const std::vector<int>& of_host : layout.hosts) {
       ranks.push_back(of_host[layout.own_index]);
     }

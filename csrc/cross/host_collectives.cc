@@ -119,6 +119,7 @@ void HostCollectives::all_gather(const std::byte* send, std::byte* receive, std:
   copy_some(block_.data() + headers_at + layout.own_index * bytes, send, bytes);
   if (parts_.local) {
     std::vector<Part> parts;
+    parts.reserve(n_neighbours());
     for (std::uint64_t each = 0; each < n_neighbours(); ++each) {
       parts.push_back({each * bytes, (each + 1) * bytes});
     }
