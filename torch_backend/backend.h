@@ -135,6 +135,7 @@ class HoronBackend final : public c10d::Backend {
 
   // True when the ranks share memory; false when Gloo carries the bytes.
   bool is_shared() const { return group_->p2p() != nullptr; }
+  const std::string& transport() const { return group_->transport_name(); }
   const std::shared_ptr<Group>& group() const { return group_; }
 
  private:

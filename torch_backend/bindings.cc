@@ -101,8 +101,13 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
 
   py::class_<HoronBackend, c10d::Backend, c10::intrusive_ptr<HoronBackend>>(module, "HoronBackend")
       .def_property_readonly("options", &HoronBackend::options)
-      .def_property_readonly("is_shared", &HoronBackend::is_shared,
-                             "True when all ranks share memory; False when Gloo carries bytes.")
+      .def_property_readonly(
+          "is_shared", &HoronBackend::is_shared,
+          "True when all ranks share memory; False where bytes go over a network.")
+      .def_property_readonly("transport", &HoronBackend::transport,
+                             "How collectives travel: 'shared memory'; between hosts 'tcp' or "
+                             "'gloo', with 'hosts, ' in front where ranks of one host share "
+                             "memory.")
       .def(
           "all_reduce_",
           [](HoronBackend& self, const at::Tensor& tensor, std::string_view op) {

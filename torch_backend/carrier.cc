@@ -13,25 +13,39 @@ namespace horon::torch_backend {
 namespace {
 
 // All have just met.
-constexpr std::chrono::seconds kMeetingPatience{30};
+constexpr std::chrono::milliseconds kMeetingPatience{30'000};
+constexpr std::chrono::seconds kLookAtFailures{1};
+constexpr const char* kFailures = "failures";
 
 }  // namespace
 
 std::shared_ptr<ByteTransport> connect_all(const c10::intrusive_ptr<c10d::Store>& store, int rank,
                                            const std::vector<int>& numbers,
+                                           std::chrono::milliseconds timeout,
                                            const std::function<void()>& look_around) {
-  StoreAdapter meeting(store, look_around);
-  const std::function<void()> interrupt = [&] { meeting.look_around(); };
+  StoreAdapter failures(store);
+  auto next_look = Clock::now();
+  const std::function<void()> look = [&] {
+    look_around();
+    if (Clock::now() >= next_look) {
+      next_look = Clock::now() + kLookAtFailures;
+      HORON_CHECK(failures.add(kFailures, 0) == 0, "another rank could not connect, and says why");
+    }
+  };
+  StoreAdapter meeting(store, look);
   try {
     auto peers = meet_everybody(meeting, rank, numbers, network_interfaces_from_environment(),
-                                {Deadline::after(kMeetingPatience), &interrupt});
+                                {Deadline::after(std::min(timeout, kMeetingPatience)), &look});
     return std::make_shared<TcpByteTransport>(rank, static_cast<int>(numbers.size()),
                                               std::move(peers));
-  } catch (const Error& error) {
-    log_warning_once("carrier", concat("rank ", numbers[static_cast<std::size_t>(rank)],
-                                       " has no connections of its own to other hosts, so what ",
-                                       "the ranks exchange goes over Gloo: ", error.what()));
-    return nullptr;
+  } catch (...) {
+    try {
+      failures.add(kFailures, 1);  // or the others would wait until their time is over
+    } catch (const std::exception& error) {
+      log_warning(
+          concat("the other ranks were not told that this one could not connect: ", error.what()));
+    }
+    throw;
   }
 }
 

@@ -1,6 +1,7 @@
 // What carries bytes between the ranks of a group that do not all share memory.
 #pragma once
 
+#include <chrono>
 #include <functional>
 #include <memory>
 #include <vector>
@@ -12,10 +13,11 @@
 namespace horon::torch_backend {
 
 // Connections of our own between ranks that messages call `numbers`, of which this is the
-// `rank`-th; null, with a warning, where they can not be made. Blocks until all of these have come.
-// `look_around` is called now and then; throws to give up.
+// `rank`-th. Blocks until all of these have come, or one could not. `look_around` is called now and
+// then; throws to give up. Throws Error where the connections can not be made.
 std::shared_ptr<ByteTransport> connect_all(const c10::intrusive_ptr<c10d::Store>& store, int rank,
                                            const std::vector<int>& numbers,
+                                           std::chrono::milliseconds timeout,
                                            const std::function<void()>& look_around);
 
 // Whether it is so on all ranks that `all` connects. Throws what that throws.

@@ -106,7 +106,7 @@ std::string message_of(pybind11::error_already_set& error) {
 c10::intrusive_ptr<c10d::Backend> make_gloo_group(const c10::intrusive_ptr<c10d::Store>& store,
                                                   int rank, int n_ranks, std::int64_t attempt,
                                                   const GlooFactory& make_gloo,
-                                                  std::function<void()> look_around) {
+                                                  std::function<void()> look_around, int number) {
   const auto meeting =
       c10::make_intrusive<MeetingStore>(concat("gloo/", attempt), store, std::move(look_around));
   std::string failure;
@@ -123,8 +123,9 @@ c10::intrusive_ptr<c10d::Backend> make_gloo_group(const c10::intrusive_ptr<c10d:
   if (!note.empty()) {
     throw GroupError(note);
   }
-  failure = concat("rank ", rank, " could not make the Gloo group that carries the bytes of a ",
-                   "group of ", n_ranks, " ranks that do not all share memory: ", failure);
+  failure = concat("rank ", number < 0 ? rank : number,
+                   " could not make the Gloo group that carries the bytes of a ", "group of ",
+                   n_ranks, " ranks that do not all share memory: ", failure);
   meeting->leave_note(failure);
   throw GroupError(failure);
 }

@@ -9,6 +9,7 @@
 
 #include "carrier.h"
 #include "core/error.h"
+#include "core/log.h"
 #include "cross/cross_transport.h"
 #include "hosts.h"
 #include "process_arena.h"
@@ -21,21 +22,36 @@ namespace {
 // A healthy shutdown waits no longer for messages that nobody receives.
 constexpr std::chrono::seconds kMessageDrain{2};
 
-std::unique_ptr<Transport> make_cross_transport(
-    const c10::intrusive_ptr<c10d::Store>& store, const GroupIdentity& identity,
-    const Options& options, std::chrono::milliseconds timeout, const Whereabouts& whereabouts,
-    const std::shared_ptr<GlooAdapter>& gloo, std::int64_t attempt, const GlooFactory& make_gloo,
-    const std::function<void()>& look_around) {
+struct Described {
+  std::unique_ptr<Transport> transport;
+  std::string description;
+};
+
+Described make_cross_transport(const c10::intrusive_ptr<c10d::Store>& store,
+                               const GroupIdentity& identity, const Options& options,
+                               std::chrono::milliseconds timeout, const Whereabouts& whereabouts,
+                               const std::shared_ptr<GlooAdapter>& gloo, std::int64_t attempt,
+                               const GlooFactory& make_gloo,
+                               const std::function<void()>& look_around) {
   const auto below = [&](const c10::intrusive_ptr<c10d::Store>& whole, const char* what) {
     return c10::make_intrusive<c10d::PrefixStore>(concat(what, '/', attempt), whole);
   };
+  const WaitContext meeting{Deadline::after(timeout), &look_around};
   std::shared_ptr<ByteTransport> all = gloo;
   if (options.carrier != "gloo") {
     std::vector<int> numbers(static_cast<std::size_t>(identity.n_ranks));
     std::iota(numbers.begin(), numbers.end(), 0);
-    auto own = connect_all(below(store, "carrier"), identity.rank, numbers, look_around);
-    if (is_so_on_all(own != nullptr, *gloo, identity.n_ranks,
-                     {Deadline::after(timeout), nullptr})) {
+    std::shared_ptr<ByteTransport> own;
+    try {
+      own = connect_all(below(store, "carrier"), identity.rank, numbers, timeout, look_around);
+    } catch (const PeerLostError&) {
+      throw;
+    } catch (const Error& error) {
+      log_warning_once("carrier", concat("rank ", identity.rank, " has no connections of its own ",
+                                         "to other hosts, so what the ranks exchange goes over ",
+                                         "Gloo: ", error.what()));
+    }
+    if (is_so_on_all(own != nullptr, *gloo, identity.n_ranks, meeting)) {
       all = std::move(own);
     }
   }
@@ -43,18 +59,18 @@ std::unique_ptr<Transport> make_cross_transport(
   const auto make_column = [&](const c10::intrusive_ptr<c10d::Store>& of_column, int rank,
                                const std::vector<int>& numbers) -> std::shared_ptr<ByteTransport> {
     if (is_own) {
-      auto column = connect_all(below(of_column, "carrier"), rank, numbers, look_around);
-      HORON_CHECK(column, "rank ", identity.rank,
-                  " could connect to the other ranks once, and not a second time");
-      return column;
+      return connect_all(below(of_column, "carrier"), rank, numbers, timeout, look_around);
     }
-    return std::make_shared<GlooAdapter>(make_gloo_group(
-        of_column, rank, static_cast<int>(numbers.size()), attempt, make_gloo, look_around));
+    return std::make_shared<GlooAdapter>(make_gloo_group(of_column, rank,
+                                                         static_cast<int>(numbers.size()), attempt,
+                                                         make_gloo, look_around, identity.rank));
   };
-  auto hosts = make_host_collectives(store, identity, options, timeout, whereabouts, *all,
-                                     make_column, look_around);
-  return std::make_unique<CrossTransport>(std::move(all), identity.rank, identity.n_ranks,
-                                          std::move(hosts));
+  auto hosts = make_host_collectives(below(store, "hosts"), identity, options, timeout, whereabouts,
+                                     *all, make_column, look_around);
+  const std::string description = concat(hosts ? "hosts, " : "", is_own ? "tcp" : "gloo");
+  return {std::make_unique<CrossTransport>(std::move(all), identity.rank, identity.n_ranks,
+                                           std::move(hosts)),
+          description};
 }
 
 }  // namespace
@@ -80,8 +96,10 @@ std::shared_ptr<Group> Group::make(const c10::intrusive_ptr<c10d::Store>& store,
     const auto look = [&] { adapter.look_around(); };
     group->gloo_ = std::make_shared<GlooAdapter>(
         make_gloo_group(store, identity.rank, identity.n_ranks, attempt, make_gloo, look));
-    group->transport_ = make_cross_transport(store, identity, options, timeout, whereabouts,
-                                             group->gloo_, attempt, make_gloo, look);
+    auto [transport, description] = make_cross_transport(
+        store, identity, options, timeout, whereabouts, group->gloo_, attempt, make_gloo, look);
+    group->transport_ = std::move(transport);
+    group->transport_name_ = std::move(description);
   }
   return group;
 }

@@ -40,6 +40,9 @@ class Group {
 
   const std::shared_ptr<Lane>& lane() const { return lane_; }
   Transport& transport() { return *transport_; }
+  // "shared memory"; between hosts "tcp" or "gloo", with "hosts, " in front where ranks of one host
+  // share memory.
+  const std::string& transport_name() const { return transport_name_; }
   // Null between hosts.
   P2pEngine* p2p() { return p2p_.get(); }
   // Null between hosts. Shared: a window's memory, and tensors that map a peer's, outlive the
@@ -107,6 +110,7 @@ class Group {
   // Order matters: the engines point into what is declared before them.
   std::shared_ptr<SharedGroup> shared_;
   std::shared_ptr<GlooAdapter> gloo_;
+  std::string transport_name_ = "shared memory";
   std::unique_ptr<Transport> transport_;
   std::shared_ptr<P2pEngine> p2p_;  // its thread holds a share
   std::shared_ptr<Lane> lane_ = std::make_shared<Lane>();

@@ -7,6 +7,8 @@
 
 #include "carrier.h"
 #include "core/error.h"
+#include "core/log.h"
+#include "core/rank_list.h"
 #include "process_arena.h"
 #include "shm/shm_transport.h"
 #include "store_adapter.h"
@@ -21,7 +23,7 @@ c10::intrusive_ptr<c10d::Store> below(const c10::intrusive_ptr<c10d::Store>& sto
 
 // This rank among those of its host.
 GroupIdentity on_own_host(const GroupIdentity& identity, const HostLayout& layout,
-                          int n_on_machine) {
+                          const Whereabouts& whereabouts) {
   GroupIdentity own;
   own.rank = static_cast<int>(layout.own_index);
   own.n_ranks = static_cast<int>(layout.neighbours().size());
@@ -31,7 +33,8 @@ GroupIdentity on_own_host(const GroupIdentity& identity, const HostLayout& layou
       own.global_ranks.push_back(identity.global_ranks[static_cast<std::size_t>(rank)]);
     }
   }
-  own.n_on_machine = n_on_machine;
+  own.n_on_machine = whereabouts.n_on_machine;
+  own.cpus_of_machine = whereabouts.cpus_of_machine;
   return own;
 }
 
@@ -53,10 +56,9 @@ std::unique_ptr<HostCollectives> make_host_collectives(
   const Deadline deadline = Deadline::after(timeout);
   bool is_ready = true;
   if (layout.neighbours().size() > 1) {
-    StoreAdapter meeting(below(store, concat("hosts/", layout.neighbours().front())), look_around);
-    std::shared_ptr<SharedGroup> shared =
-        rendezvous(meeting, on_own_host(identity, layout, whereabouts.n_on_machine), options,
-                   deadline, arena_access());
+    StoreAdapter meeting(below(store, concat("host/", layout.neighbours().front())), look_around);
+    std::shared_ptr<SharedGroup> shared = rendezvous(
+        meeting, on_own_host(identity, layout, whereabouts), options, deadline, arena_access());
     is_ready = shared != nullptr;
     if (shared) {
       parts.local =
@@ -64,7 +66,8 @@ std::unique_ptr<HostCollectives> make_host_collectives(
       parts.kept = std::move(shared);
     }
   }
-  if (!is_so_on_all(is_ready, all, identity.n_ranks, {deadline, nullptr})) {
+  const WaitContext context{deadline, &look_around};
+  if (!is_so_on_all(is_ready, all, identity.n_ranks, context)) {
     return nullptr;
   }
   if (layout.is_in_column()) {
@@ -73,8 +76,20 @@ std::unique_ptr<HostCollectives> make_host_collectives(
     for (const std::vector<int>& of_host : layout.hosts) {
       ranks.push_back(of_host[layout.own_index]);
     }
-    parts.column = make_column(below(store, concat("hosts/column/", layout.own_index)),
-                               static_cast<int>(layout.own_host), ranks);
+    try {
+      parts.column = make_column(below(store, concat("column/", layout.own_index)),
+                                 static_cast<int>(layout.own_host), ranks);
+    } catch (const PeerLostError&) {
+      throw;
+    } catch (const Error& error) {
+      log_warning_once("column", concat("rank ", identity.rank, " could not connect to ",
+                                        name_ranks(ranks), " once more, so that ranks of one host ",
+                                        "exchange everything as those of several: ", error.what()));
+    }
+  }
+  const bool is_connected = parts.column != nullptr || !layout.is_in_column();
+  if (!is_so_on_all(is_connected, all, identity.n_ranks, context)) {
+    return nullptr;
   }
   return std::make_unique<HostCollectives>(std::move(parts));
 }

@@ -32,6 +32,9 @@ class ByteTransport {
 
   // Makes running and later calls fail.
   virtual void abort(const std::string& reason) = 0;
+
+  // No call follows: others who call need not wait for this rank.
+  virtual void depart() {}
 };
 
 }  // namespace horon

@@ -121,6 +121,7 @@ void CrossTransport::arrive(const Request& request, const WaitContext& context) 
   std::byte* const own = own_slot_.need(bytes);
   Header header = make_header(request, sequence_, rank_, n_ranks_);
   header.is_inline = header.is_refused == 0 && header.published_bytes <= most_inline ? 1 : 0;
+  std::memset(own, 0, header_bytes(n_ranks_));
   write_header(own, header, request, n_ranks_);
   std::size_t used = header_bytes(header, n_ranks_);
   if (header.is_inline != 0) {
@@ -250,6 +251,7 @@ void CrossTransport::abort(const std::string& reason) {
 }
 
 void CrossTransport::depart() {
+  bytes_->depart();
   if (hosts_) {
     hosts_->depart();
   }

@@ -14,13 +14,12 @@
 namespace horon {
 namespace {
 
-// For each column and round.
-constexpr std::uint64_t kPartBytes = std::uint64_t{8} << 20;
-// The same where every rank has a copy of all columns' parts.
-constexpr std::uint64_t kCopiedPartBytes = std::uint64_t{1} << 20;
+// Where every rank has a copy of what columns, or columns of hosts, have: of so many at most.
+constexpr std::uint64_t kMostCopiedBytes = std::uint64_t{32} << 20;
+constexpr std::uint64_t kLeastPartBytes = 4096;
 constexpr std::size_t kReasonBytes = 512;
 // See Note [What other hosts hear].
-constexpr std::chrono::seconds kPatience{2};
+constexpr std::chrono::seconds kPatience{5};
 
 using Sizes = std::vector<std::uint64_t>;
 
@@ -62,6 +61,12 @@ Request request_of_bytes(OpKind kind) {
 
 HostCollectives::HostCollectives(Parts parts) : parts_(std::move(parts)) {}
 
+std::uint64_t HostCollectives::part_bytes(std::size_t n_copies) const {
+  return n_copies <= 1
+             ? parts_.part_bytes
+             : std::min(parts_.part_bytes, std::max(kLeastPartBytes, kMostCopiedBytes / n_copies));
+}
+
 void HostCollectives::abort(const std::string& reason) {
   if (parts_.column) {
     parts_.column->abort(reason);
@@ -72,6 +77,9 @@ void HostCollectives::abort(const std::string& reason) {
 }
 
 void HostCollectives::depart() {
+  if (parts_.column) {
+    parts_.column->depart();
+  }
   if (parts_.local) {
     parts_.local->depart();
   }
@@ -130,7 +138,9 @@ void HostCollectives::all_gather(const std::byte* send, std::byte* receive, std:
       std::strncpy(reinterpret_cast<char*>(block_.data()), error.what(), kReasonBytes - 1);
     };
     try {
-      share_locally(block_.data() + headers_at, parts, until_rank_zero_wants_to_know(call));
+      // The first rank is to be the first whose time is over: it tells the other hosts.
+      share_locally(block_.data() + headers_at, parts,
+                    is_first ? until_rank_zero_wants_to_know(call) : patient(call));
     } catch (const TimeoutError& error) {
       tell(error);
       for (const int missing : error.missing()) {
@@ -141,25 +151,24 @@ void HostCollectives::all_gather(const std::byte* send, std::byte* receive, std:
     }
   }
   if (is_first) {
+    // Reasons that come are not lost if other hosts' blocks do not come.
+    for (std::size_t host = 0; host < layout.n_hosts(); ++host) {
+      std::memset(blocks_.data() + host * block, 0, headers_at);
+    }
     try {
       parts_.column->all_gather(block_.data(), blocks_.data(), block,
                                 with_patience(call.context, 1));
     } catch (const GroupError& error) {
-      if (block_[0] == std::byte{0}) {
-        throw;
-      }
-      // The own host's reason comes first: the others may have failed because of it.
-      std::fill(blocks_.begin(), blocks_.end(), std::byte{0});
-      std::copy(block_.begin(), block_.end(),
-                blocks_.begin() + static_cast<std::ptrdiff_t>(layout.own_host * block));
+      std::memcpy(blocks_.data() + layout.own_host * block, block_.data(), headers_at);
       if (const auto* late = dynamic_cast<const TimeoutError*>(&error)) {
         for (const int missing : late->missing()) {
           std::byte* const of_host =
               blocks_.data() + layout.host_of[static_cast<std::size_t>(missing)] * block;
-          std::strncpy(reinterpret_cast<char*>(of_host), error.what(), kReasonBytes - 1);
           of_host[flags_at + layout.index_of(missing)] = std::byte{1};
         }
       }
+      check_reasons(block, flags_at, error.what());
+      throw;
     }
     check_reasons(block, flags_at);
   }
@@ -185,20 +194,20 @@ void HostCollectives::all_gather(const std::byte* send, std::byte* receive, std:
   }
 }
 
-void HostCollectives::check_reasons(std::size_t block, std::size_t flags_at) const {
+void HostCollectives::check_reasons(std::size_t block, std::size_t flags_at,
+                                    const std::string& own_reason) const {
   const HostLayout& layout = parts_.layout;
-  std::string text;
+  std::string text = own_reason;
   std::vector<int> missing;
   for (std::size_t host = 0; host < layout.n_hosts(); ++host) {
     const std::byte* const of_host = blocks_.data() + host * block;
     const auto* const reason = reinterpret_cast<const char*>(of_host);
-    if (*reason == '\0') {
-      continue;
+    if (*reason != '\0') {
+      text += text.empty() ? "" : "; ";
+      text += host == layout.own_host
+                  ? reason
+                  : concat("on the host of ", name_ranks(layout.hosts[host]), ": ", reason);
     }
-    text += text.empty() ? "" : "; ";
-    text += host == layout.own_host
-                ? reason
-                : concat("on the host of ", name_ranks(layout.hosts[host]), ": ", reason);
     for (std::size_t index = 0; index < layout.hosts[host].size(); ++index) {
       if (of_host[flags_at + index] != std::byte{0}) {
         missing.push_back(layout.hosts[host][index]);
@@ -273,7 +282,7 @@ void HostCollectives::reduce(const Request& request, const TwoSteps& steps, cons
   const std::size_t element = request.element_bytes;
   const std::size_t between = element_bytes(steps.between);
   const std::uint64_t piece =
-      (steps.widens() ? kCopiedPartBytes : kPartBytes) / between * layout.n_columns;
+      part_bytes(steps.widens() ? layout.n_columns : 1) / between * layout.n_columns;
   const bool to_all = pattern(request.kind) == Pattern::kReduceToAll;
   const std::size_t root_host =
       to_all ? layout.own_host : layout.host_of[static_cast<std::size_t>(request.root)];
@@ -314,7 +323,7 @@ void HostCollectives::reduce(const Request& request, const TwoSteps& steps, cons
       reduce_in_slices(*parts_.column, static_cast<int>(layout.own_host),
                        static_cast<int>(layout.n_hosts()), sliced, partial,
                        gets_result ? whole + own.begin * element : nullptr, received_,
-                       call.context);
+                       with_patience(call.context, 1));
     }
     if (to_all) {
       share_locally(whole, bytes, patient(call));
@@ -363,7 +372,8 @@ void HostCollectives::reduce_scatter(const Request& request, const TwoSteps& ste
     longest = std::max(longest, at.back());
     begins.push_back(std::move(at));
   }
-  const std::uint64_t piece = kCopiedPartBytes / between * layout.n_columns;
+  const std::uint64_t piece =
+      part_bytes(layout.n_columns * layout.n_hosts()) / between * layout.n_columns;
   for (std::uint64_t done = 0; done < longest; done += piece) {
     const auto piece_of = [&](std::size_t host) {
       const std::uint64_t all = begins[host].back();
@@ -412,7 +422,7 @@ void HostCollectives::reduce_scatter(const Request& request, const TwoSteps& ste
         from += send_bytes[host];
         next += own_bytes;
       }
-      parts_.column->exchange(send, receive, call.context);
+      parts_.column->exchange(send, receive, with_patience(call.context, 1));
       take_second_step(steps, result, scratch_.need(own_bytes), sources.data(),
                        static_cast<int>(layout.n_hosts()), own.size());
     }
@@ -554,7 +564,8 @@ void HostCollectives::share_between_hosts(const Request& request,
                                           const Call& call) {
   const HostLayout& layout = parts_.layout;
   const Shared shared(layout, request, headers);
-  const std::uint64_t piece = kPartBytes * layout.n_columns;
+  const std::uint64_t piece =
+      part_bytes(layout.n_columns * (layout.n_hosts() - 1)) * layout.n_columns;
   const auto source_of = [&](std::size_t index) {
     const int rank = layout.neighbours()[index];
     if (rank != layout.own_rank()) {
@@ -599,7 +610,7 @@ void HostCollectives::share_between_hosts(const Request& request,
         receive.push_back({next, is_own ? 0 : range_of(host, layout.own_index).size()});
         next += receive.back().bytes;
       }
-      parts_.column->exchange(send, receive, call.context);
+      parts_.column->exchange(send, receive, with_patience(call.context, 1));
     }
     share_locally(received, columns, patient(call));
     const std::byte* from = received;

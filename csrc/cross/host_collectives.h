@@ -12,9 +12,9 @@
 // Note [What other hosts hear]
 // A rank that does not arrive, or dies, is known on its own host, which waits for it. The first
 // rank of each host, which brings all its headers to the others, brings the reason in their place.
-// It waits for them a little longer than the operation's time, and those who wait for the outcome
-// on its host still longer, so that the one who knows most is heard, and nobody is blamed for
-// waiting.
+// It waits for them some seconds longer than the operation's time, and those who wait for the
+// outcome on its host still longer, so that the one who knows most is heard. Whoever calls later
+// than others by more than that may be blamed for waiting.
 #pragma once
 
 #include <memory>
@@ -38,6 +38,8 @@ class HostCollectives {
     std::shared_ptr<void> kept;             // what `local` needs; destroyed after it
     std::unique_ptr<Transport> local;       // between the ranks of this host; null if it is alone
     std::shared_ptr<ByteTransport> column;  // in the order of hosts; null if it is in none
+    // For each column and round, at most.
+    std::uint64_t part_bytes = std::uint64_t{8} << 20;
   };
   explicit HostCollectives(Parts parts);
 
@@ -69,6 +71,8 @@ class HostCollectives {
  private:
   class Shared;
 
+  // The same where a rank has so many of these at a time.
+  std::uint64_t part_bytes(std::size_t n_copies) const;
   std::size_t n_neighbours() const { return parts_.layout.neighbours().size(); }
   // This rank's part of what its host has of something.
   Part own_part(std::uint64_t count) const;
@@ -93,7 +97,9 @@ class HostCollectives {
                     const Call& call) const;
   // Throws what a host has said instead of bringing its headers. Of each host there is a block, in
   // which flags for its missing ranks begin at `flags_at`.
-  void check_reasons(std::size_t block, std::size_t flags_at) const;
+  // `own_reason`: why blocks may not have come.
+  void check_reasons(std::size_t block, std::size_t flags_at,
+                     const std::string& own_reason = "") const;
   // Bytes: every rank gets what the others of its host have; `parts`: by rank of the host, in
   // `whole`, where this rank's lies already.
   void share_locally(std::byte* whole, const std::vector<Part>& parts, const Call& call) const;

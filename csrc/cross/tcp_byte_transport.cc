@@ -12,6 +12,7 @@
 #include <cstring>
 
 #include "core/error.h"
+#include "cross/tcp_socket.h"
 
 namespace horon {
 namespace {
@@ -55,6 +56,7 @@ TcpByteTransport::TcpByteTransport(int rank, int n_ranks, std::vector<RemotePeer
               " ranks has met with ", peers.size(), " connections");
   for (RemotePeer& peer : peers) {
     Connection connection;
+    let_peer_be_late(peer.socket.get());
     connection.guard = std::make_unique<ClosedInChild>(peer.socket.get());
     connection.peer = std::move(peer);
     connections_.push_back(std::move(connection));
@@ -156,7 +158,7 @@ bool TcpByteTransport::receive_some(Connection& connection) {
   message.msg_iovlen = static_cast<std::size_t>(n_parts);
   const ssize_t received = ::recvmsg(connection.peer.socket.get(), &message, MSG_DONTWAIT);
   if (received == 0) {
-    lose(connection, "it died, or has ended the group");
+    lose(connection, "it died, or has left or ended the group");
   }
   if (received < 0) {
     if (would_block()) {
@@ -233,6 +235,12 @@ void TcpByteTransport::abort(const std::string& reason) {
   aborted_ = reason.empty() ? "aborted" : reason;
   for (const Connection& connection : connections_) {
     ::shutdown(connection.peer.socket.get(), SHUT_RDWR);
+  }
+}
+
+void TcpByteTransport::depart() {
+  for (const Connection& connection : connections_) {
+    ::shutdown(connection.peer.socket.get(), SHUT_WR);  // what was sent still arrives
   }
 }
 

@@ -4,8 +4,8 @@
 // Whoever exchanges bytes sends and receives them itself, of all peers at once and as the sockets
 // take and have them: no thread has to be woken and nothing is copied on the way. While nothing
 // moves it looks again for a short while, giving up its core in between, and then sleeps in poll().
-// A peer that dies closes its connections, which is known at once; one whose host is gone, within
-// half a minute (set_up_connection).
+// A peer that dies closes its connections, which is known at once; a host that is gone is noticed
+// as let_peer_be_late() says, or at the deadline.
 #pragma once
 
 #include <cstdint>
@@ -30,6 +30,7 @@ class TcpByteTransport final : public ByteTransport {
   void all_gather(const std::byte* send, std::byte* receive, std::size_t bytes,
                   const WaitContext& context) override;
   void abort(const std::string& reason) override;
+  void depart() override;
 
  private:
   // Before each message: what an exchange of one rank sends and another does not expect is an

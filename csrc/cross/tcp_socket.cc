@@ -171,6 +171,10 @@ void set_up_connection(int socket) {
   set_option(socket, IPPROTO_TCP, TCP_USER_TIMEOUT, 25'000, "setsockopt(TCP_USER_TIMEOUT)");
 }
 
+void let_peer_be_late(int socket) {
+  set_option(socket, IPPROTO_TCP, TCP_USER_TIMEOUT, 0, "setsockopt(TCP_USER_TIMEOUT)");
+}
+
 bool wait_for_socket(int socket, short events, const WaitContext& context) {
   while (true) {
     const auto left = std::chrono::ceil<std::chrono::milliseconds>(context.deadline.remaining());

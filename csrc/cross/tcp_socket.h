@@ -31,6 +31,11 @@ UniqueFd accept_tcp(int listener);
 // Never blocks on it from then on.
 void set_up_connection(int socket);
 
+// For large messages between peers that may be late: what has been sent may lie there as long as
+// the peer's system answers. A host that does not answer is still noticed within half a minute
+// while nothing is on its way to it.
+void let_peer_be_late(int socket);
+
 // Waits until one of the events (of poll) is there. False at the deadline. Throws what
 // context.check_interrupt throws.
 bool wait_for_socket(int socket, short events, const WaitContext& context);

@@ -211,7 +211,7 @@ class Rendezvous {
       }
       store_.add(prefix_ + "failures", 1);
     } catch (const std::exception& error) {
-      log_warning(concat("rank ", identity_.rank,
+      log_warning(concat("rank ", number(identity_.rank),
                          " could not tell the others that it gave up: ", error.what()));
     }
   }
@@ -226,7 +226,7 @@ class Rendezvous {
     } catch (const TimeoutError&) {
       return;  // one that comes later reads what it can
     } catch (const std::exception& error) {
-      log_warning(concat("rank 0 ended without the others: ", error.what()));
+      log_warning(concat("rank ", number(0), " ended without the others: ", error.what()));
     }
   }
 
@@ -298,10 +298,11 @@ class Rendezvous {
         !ProcessWatch(its.process).is_alive()) {
       return;
     }
-    const std::string both = concat(
-        name_ranks({identity_.rank}, identity_.global_ranks), " has come twice to the group of ",
-        identity_.n_ranks, " ranks: as process ", its.process.pid, ", which is alive, and as ",
-        own.process.pid, ". Give each process a RANK of its own.");
+    const std::string both =
+        concat(name_ranks({identity_.rank}, identity_.numbers, identity_.global_ranks),
+               " has come twice to the group of ", identity_.n_ranks, " ranks: as process ",
+               its.process.pid, ", which is alive, and as ", own.process.pid,
+               ". Give each process a RANK of its own.");
     std::vector<int> missing;
     for (int rank = 0; rank < identity_.n_ranks; ++rank) {
       const std::optional<std::string> member = if_there(concat(before, "member/", rank));
@@ -337,19 +338,27 @@ class Rendezvous {
     }
   }
 
-  // That all ranks can keep busy together.
-  double cpus() const {
+  // That the ranks of these records can keep busy together.
+  template <typename IsCounted>
+  double cpus_of(const IsCounted& is_counted) const {
     std::vector<CpuBudget> budgets;
-    budgets.reserve(records_.size());
     for (const Record& record : records_) {
-      budgets.push_back(CpuBudget::decode(record.cpus));
+      if (is_counted(record)) {
+        budgets.push_back(CpuBudget::decode(record.cpus));
+      }
     }
     return common_cpus(budgets);
   }
 
-  int n_busy() const { return std::max(identity_.n_ranks, identity_.n_on_machine); }
+  // Whether there are so many cores for each rank, also of those that share no memory with these.
+  bool has_cores(int of_each) const {
+    const double own = cpus_of([](const Record&) { return true; });
+    return of_each * identity_.n_ranks <= own &&
+           (identity_.n_on_machine <= identity_.n_ranks ||
+            of_each * identity_.n_on_machine <= identity_.cpus_of_machine);
+  }
 
-  bool is_crowded() const { return n_busy() > cpus(); }
+  bool is_crowded() const { return !has_cores(1); }
 
   bool claims() const {
     return options_.claiming == "auto" ? is_crowded() : options_.claiming == "on";
@@ -389,6 +398,8 @@ class Rendezvous {
       where.hosts.push_back(host);
       where.n_on_machine += record.host.boot_id == own.boot_id ? 1 : 0;
     }
+    where.cpus_of_machine =
+        cpus_of([&](const Record& record) { return record.host.boot_id == own.boot_id; });
     return where;
   }
 
@@ -398,9 +409,8 @@ class Rendezvous {
       const std::string why =
           why_apart(rank, records_[static_cast<std::size_t>(rank)].host, records_[0].host);
       if (!why.empty()) {
-        log_warning_once("apart",
-                         concat("the group of ", identity_.n_ranks, " ranks goes over Gloo ",
-                                "instead of shared memory: ", why));
+        log_warning_once("apart", concat("the group of ", identity_.n_ranks,
+                                         " ranks counts as one of ", "several hosts: ", why));
         return;
       }
     }
@@ -499,15 +509,17 @@ class Rendezvous {
 
   // Other ranks: connect, hand over this process's descriptor, map what comes back.
   std::unique_ptr<SharedGroup> join() {
-    HORON_CHECK(!records_[0].socket_name.empty(), "rank 0 has no socket");
+    HORON_CHECK(!records_[0].socket_name.empty(), "rank ", number(0), " has no socket");
     // Rank 0 listened before it published the name, so a refusal is final.
     UniqueFd socket = connect_to(records_[0].socket_name);
     if (!socket) {
       check_given_up();  // those who have given up may have ended since
       check_others(nullptr);
     }
-    HORON_CHECK(socket, "rank 0 can not be reached (another container or network namespace?)");
-    HORON_CHECK(peer_user(socket.get()) == ::getuid(), "rank 0 belongs to another user");
+    HORON_CHECK(socket, "rank ", number(0),
+                " can not be reached (another container or network namespace?)");
+    HORON_CHECK(peer_user(socket.get()) == ::getuid(), "rank ", number(0),
+                " belongs to another user");
     const UniqueFd own_life = open_own_liveness();
     std::vector<int> own_descriptors{own_life.get()};
     if (arenas_.own) {
@@ -523,12 +535,13 @@ class Rendezvous {
       await_message(socket.get());
       const SocketMessage message =
           receive_message(socket.get(), &descriptors, Deadline::after(kAcceptSlice));
-      HORON_CHECK(message.nonce == records_[0].nonce, "rank 0 answered for another group");
+      HORON_CHECK(message.nonce == records_[0].nonce, "rank ", number(0),
+                  " answered for another group");
     }
     check_shared_file(descriptors[0].get(), layout_.total_bytes());
     auto group = make_group(descriptors[0].get());
-    HORON_CHECK(group->segment.head().nonce == records_[0].nonce,
-                "the memory from rank 0 is not shared with it");
+    HORON_CHECK(group->segment.head().nonce == records_[0].nonce, "the memory from rank ",
+                number(0), " is not shared with it");
     for (std::size_t rank = 0; rank < group->peers.peers.size(); ++rank) {
       group->peers.peers[rank].liveness_fd = std::move(descriptors[rank + 1]);
     }
@@ -661,7 +674,7 @@ class Rendezvous {
     peers.claims = claims();
     peers.may_move = may_move_;
     peers.linger_time = peers.is_crowded ? std::chrono::microseconds(0) : linger_time_;
-    peers.has_spare_cores = 2 * n_busy() <= cpus();
+    peers.has_spare_cores = has_cores(2);
     return std::make_unique<SharedGroup>(
         SharedGroup{Segment(Mapping(file, layout_.total_bytes()), layout_), std::move(peers), {}});
   }

@@ -38,8 +38,10 @@ struct GroupIdentity {
   std::vector<int> global_ranks;
   // Of a part of a group's ranks: which of them each is, by rank. Empty: all.
   std::vector<int> numbers;
-  // Ranks on this machine that compute at the same time, if more than these.
+  // Ranks on this machine that compute at the same time, if more than these, and the cores that
+  // they may use together.
   int n_on_machine = 0;
+  double cpus_of_machine = 0;
 };
 
 // Of a group whose ranks do not all share memory.
@@ -47,7 +49,9 @@ struct Whereabouts {
   // Ranks with the same number are on one host, as far as they say. Empty: they say so of all, but
   // share no memory.
   std::vector<int> hosts;
-  int n_on_machine = 1;  // ranks on this rank's machine, whatever hosts they count as
+  // Ranks on this rank's machine, whatever hosts they count as, and the cores that they may use.
+  int n_on_machine = 1;
+  double cpus_of_machine = 1;
 };
 
 // What a group on one host shares.

@@ -38,7 +38,12 @@ class HoronBackend:
     def options(self) -> Options: ...
     @property
     def is_shared(self) -> bool:
-        """True when all ranks share memory; False when Gloo carries bytes."""
+        """True when all ranks share memory; False where bytes go over a network."""
+
+    @property
+    def transport(self) -> str:
+        """How collectives travel: 'shared memory'; between hosts 'tcp' or 'gloo', with 'hosts, ' in front where
+        ranks of one host share memory."""
 
     def all_reduce_(self, tensor: torch.Tensor, op: str = "sum") -> None:
         """Reduces a CPU tensor in place and blocks, past c10d's dispatcher: no Work, no hooks.

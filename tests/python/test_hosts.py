@@ -26,7 +26,9 @@ LAYOUTS = [[0, 1], [0, 0, 1], [0, 1, 2]]
 
 
 @contextmanager
-def _group_over_hosts(rank: int, hosts: list[int], path: str, timeout_s: float = 30) -> Iterator[None]:
+def _group_over_hosts(
+    rank: int, hosts: list[int], path: str, timeout_s: float = 30, expected: str = ""
+) -> Iterator[None]:
     os.environ["HORON_HOST_ID"] = f"host{hosts[rank]}"
     try:
         dist.init_process_group(
@@ -36,7 +38,11 @@ def _group_over_hosts(rank: int, hosts: list[int], path: str, timeout_s: float =
             world_size=len(hosts),
             timeout=timedelta(seconds=timeout_s),
         )
-        assert not dist.group.WORLD._get_backend(torch.device("cpu")).is_shared
+        backend = dist.group.WORLD._get_backend(torch.device("cpu"))
+        assert not backend.is_shared
+        carrier = os.environ.get("HORON_CARRIER", "tcp")
+        is_flat = len(set(hosts)) == len(hosts) or os.environ.get("HORON_HIERARCHICAL") == "off"
+        assert backend.transport == (expected or (carrier if is_flat else f"hosts, {carrier}"))
         yield
         dist.destroy_process_group()
     finally:
@@ -83,7 +89,9 @@ def test_every_kind_in_other_ways(env: dict[str, str], tmp_path: Path) -> None:
 def _no_interface(rank: int, world_size: int, hosts: list[int], path: str, without: int) -> None:
     if rank == without:
         os.environ["HORON_IFACE"] = "nowhere0"
-    with _group_over_hosts(rank, hosts, path):
+    # The last one is the coordinator of nobody, so that its interfaces do not count.
+    expected = "hosts, gloo" if without < 2 else "hosts, tcp"
+    with _group_over_hosts(rank, hosts, path, expected=expected):
         for count in (3, 300_000):
             total = torch.full((count,), float(rank))
             dist.all_reduce(total)
@@ -94,7 +102,6 @@ def _no_interface(rank: int, world_size: int, hosts: list[int], path: str, witho
 def test_gloo_carries_what_a_rank_can_not_connect_for(without: int, tmp_path: Path) -> None:
     path = str(tmp_path / "store")
     outcomes = run_fresh_processes(_no_interface, 3, [0, 1, 1], path, without, init=False, timeout=60)
-    # The last one is the coordinator of nobody, so that its interfaces do not count.
     warns = without < 2
     assert ("goes over Gloo" in outcomes[without].stderr and "nowhere0" in outcomes[without].stderr) == warns
     for outcome in outcomes:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from datetime import timedelta
 from pathlib import Path
 
@@ -141,3 +142,70 @@ def test_monitored_barrier_names_ranks_of_all_hosts(absent: list[int], tmp_path:
     outcomes = run_fresh_processes(_not_passing, len(HOSTS), path, absent, init=False, timeout=60)
     for outcome in outcomes:
         assert outcome.exitcode == 0, outcome.stderr
+
+
+def _one_destroys(rank: int, world_size: int, path: str) -> None:
+    _join(rank, path)
+    store = dist.PrefixStore("test", dist.distributed_c10d._get_default_store())
+    if rank == 3:
+        kept = dist.group.WORLD  # As a DistributedDataParallel would keep it.
+        dist.destroy_process_group()
+        store.wait([f"done/{other}" for other in range(3)], timedelta(seconds=60))
+        del kept
+        return
+    expect_error(lambda: dist.all_reduce(torch.ones(5)), "DistBackendError", "rank 3", within_s=DEATH_S)
+    store.set(f"done/{rank}", "")
+
+
+def test_a_group_that_a_rank_has_destroyed_is_over_on_every_host(tmp_path: Path) -> None:
+    outcomes = run_fresh_processes(_one_destroys, len(HOSTS), str(tmp_path / "store"), init=False, timeout=60)
+    for outcome in outcomes:
+        assert outcome.exitcode == 0, outcome.stderr
+
+
+def _first_comes_last(rank: int, world_size: int, path: str) -> None:
+    os.environ["HORON_HOST_ID"] = "host1" if rank == 3 else "host0"
+    dist.init_process_group("horon", init_method=f"file://{path}", rank=rank, world_size=world_size)
+    store = dist.PrefixStore("test", dist.distributed_c10d._get_default_store())
+    if rank == 2:
+        store.wait([f"done/{other}" for other in (0, 1, 3)], timedelta(seconds=60))
+        return
+    time.sleep(1 if rank == 0 else 0)
+    text = expect_error(lambda: dist.monitored_barrier(timeout=timedelta(seconds=2), wait_all_ranks=True))
+    assert ("Rank 2 failed to pass monitoredBarrier in 2000 ms" in text) == (rank == 0), text
+    store.set(f"done/{rank}", "")
+
+
+@pytest.mark.skipif(TORCH_VERSION < (2, 15), reason="torch.distributed has it for Gloo alone")
+def test_monitored_barrier_where_the_first_rank_of_a_host_comes_last(tmp_path: Path) -> None:
+    outcomes = run_fresh_processes(_first_comes_last, 4, str(tmp_path / "store"), init=False, timeout=60)
+    for outcome in outcomes:
+        assert outcome.exitcode == 0, outcome.stderr
+
+
+def _second_gloo_fails_on_one(rank: int, world_size: int, path: str) -> None:
+    made = []
+    gloo = dist.ProcessGroupGloo
+
+    def make(*arguments: object, **keywords: object) -> object:
+        made.append(arguments)
+        if rank == 1 and len(made) == 2:
+            raise RuntimeError("no descriptors are left")
+        return gloo(*arguments, **keywords)
+
+    dist.ProcessGroupGloo = make
+    _join(rank, path)
+    dist.ProcessGroupGloo = gloo
+    assert dist.group.WORLD._get_backend(torch.device("cpu")).transport == "gloo"
+    total = torch.ones(100_000)
+    dist.all_reduce(total)
+    assert (total == world_size).all()
+
+
+def test_a_column_that_can_not_be_made_leaves_a_flat_group(tmp_path: Path) -> None:
+    path = str(tmp_path / "store")
+    env = {"HORON_CARRIER": "gloo"}
+    outcomes = run_fresh_processes(_second_gloo_fails_on_one, len(HOSTS), path, init=False, timeout=60, env=env)
+    for outcome in outcomes:
+        assert outcome.exitcode == 0, outcome.stderr
+    assert "no descriptors are left" in outcomes[1].stderr
