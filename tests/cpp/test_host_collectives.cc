@@ -53,7 +53,7 @@ Transports make_on(const std::vector<int>& host_numbers, const Options& options 
   for (int rank = 0; rank < n; ++rank) {
     HostCollectives::Parts parts;
     parts.layout = lay_out(host_numbers, rank);
-    parts.part_bytes = 4096;  // so that some tensors take several rounds
+    parts.part_bytes = 16384;  // so that some tensors take several rounds
     const HostLayout& layout = parts.layout;
     std::unique_ptr<HostCollectives> collectives;
     if (has_neighbours(layout)) {

@@ -87,7 +87,7 @@ TEST_CASE("tcp bytes: more than the sockets hold, both ways at once") {
   const Carriers carriers = connect(n);
   require_no_errors(run_ranks(n, [&](int rank) {
     for (const std::size_t bytes :
-         {std::size_t{30} << 20, std::size_t{1}, std::size_t{0}, (std::size_t{5} << 20) + 3}) {
+         {std::size_t{12} << 20, std::size_t{1}, std::size_t{0}, (std::size_t{5} << 20) + 3}) {
       std::vector<std::vector<std::byte>> sent;
       std::vector<std::vector<std::byte>> received;
       SentSpans send;

@@ -51,7 +51,7 @@ def _killed(rank: int, world_size: int, path: str, victim: int, count: int) -> N
     dist.destroy_process_group()
 
 
-@pytest.mark.parametrize(("victim", "count"), [(0, 5), (1, 5), (2, 300_000), (3, 5)])
+@pytest.mark.parametrize(("victim", "count"), [(0, 5), (2, 300_000), (3, 5)])
 def test_a_dead_rank_is_named_on_every_host(victim: int, count: int, tmp_path: Path) -> None:
     path = str(tmp_path / "store")
     outcomes = run_fresh_processes(_killed, len(HOSTS), path, victim, count, init=False, timeout=60)
