@@ -218,26 +218,16 @@ void CrossTransport::reduce_scatter(const Request& request, const WaitContext& c
   for (const ConstSpan& input : request.inputs) {
     longest = std::max<std::uint64_t>(longest, input.bytes);
   }
-  const auto own = static_cast<std::size_t>(rank_);
   const std::uint64_t piece = piece_bytes_per_pair(n);
   for (std::uint64_t begin = 0; begin < longest; begin += piece) {
     const std::uint64_t own_bytes = part_at(begin, request.outputs[0].bytes, piece);
-    std::byte* next = scratch_.need(own_bytes * (n - 1));
     SentSpans send(n);
-    ReceivedSpans receive(n);
-    std::vector<const void*> sources(n);
     for (std::size_t peer = 0; peer < n; ++peer) {
       send[peer] = {request.inputs[peer].data + begin,
                     part_at(begin, request.inputs[peer].bytes, piece)};
-      if (peer == own) {
-        sources[peer] = send[peer].data;
-        continue;
-      }
-      receive[peer] = {next, own_bytes};
-      sources[peer] = next;
-      next += own_bytes;
     }
-    bytes_->exchange(send, receive, context);
+    const auto sources =
+        exchange_parts(*bytes_, rank_, send, scratch_.need(own_bytes * (n - 1)), context);
     reduce(request.outputs[0].data + begin, sources.data(), n_ranks_,
            own_bytes / request.element_bytes, request.dtype, request.op, factors.data());
   }

@@ -409,20 +409,15 @@ void HostCollectives::reduce_scatter(const Request& request, const TwoSteps& ste
     std::byte* const result = result_.need(own.size() * element);
     if (layout.is_in_column()) {
       const std::uint64_t own_bytes = own.size() * between;
-      std::byte* next = received_.need(own_bytes * layout.n_hosts());
       const std::byte* from = partial;
       SentSpans send;
-      ReceivedSpans receive;
-      std::vector<const void*> sources;
       for (std::size_t host = 0; host < layout.n_hosts(); ++host) {
-        const bool is_own = host == layout.own_host;
         send.push_back({from, send_bytes[host]});
-        receive.push_back({next, own_bytes});
-        sources.push_back(is_own ? from : next);
         from += send_bytes[host];
-        next += own_bytes;
       }
-      parts_.column->exchange(send, receive, with_patience(call.context, 1));
+      const auto sources = exchange_parts(*parts_.column, static_cast<int>(layout.own_host), send,
+                                          received_.need(own_bytes * (layout.n_hosts() - 1)),
+                                          with_patience(call.context, 1));
       take_second_step(steps, result, scratch_.need(own_bytes), sources.data(),
                        static_cast<int>(layout.n_hosts()), own.size());
     }

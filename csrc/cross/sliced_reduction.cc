@@ -14,6 +14,24 @@ std::uint64_t piece_bytes_per_pair(std::size_t n_ranks) {
   return std::min(kMost, kMostOfAll / n_ranks / kLine * kLine);
 }
 
+std::vector<const void*> exchange_parts(ByteTransport& bytes, int rank, const SentSpans& parts,
+                                        std::byte* received, const WaitContext& context) {
+  const std::size_t own_bytes = parts[static_cast<std::size_t>(rank)].bytes;
+  ReceivedSpans receive(parts.size());
+  std::vector<const void*> all(parts.size());
+  for (std::size_t each = 0; each < parts.size(); ++each) {
+    if (static_cast<int>(each) == rank) {
+      all[each] = parts[each].data;
+      continue;
+    }
+    receive[each] = {received, own_bytes};
+    all[each] = received;
+    received += own_bytes;
+  }
+  bytes.exchange(parts, receive, context);
+  return all;
+}
+
 void reduce_in_slices(ByteTransport& bytes, int rank, int n_ranks, const SlicedReduction& reduction,
                       const std::byte* input, std::byte* output, Scratch& scratch,
                       const WaitContext& context) {
@@ -23,26 +41,19 @@ void reduce_in_slices(ByteTransport& bytes, int rank, int n_ranks, const SlicedR
   const Part own = slice_of(own_index);
   const std::uint64_t own_bytes = own.size() * reduction.brought_bytes;
   const bool wants_result = reduction.root < 0 || rank == reduction.root;
-  std::byte* next =
+  std::byte* const received =
       scratch.need(own_bytes * (n - 1) + (wants_result ? 0 : own.size() * reduction.result_bytes));
   SentSpans send(n);
-  ReceivedSpans receive(n);
-  std::vector<const void*> sources(n);
   for (std::size_t each = 0; each < n; ++each) {
     const Part slice = slice_of(each);
     send[each] = {input + slice.begin * reduction.brought_bytes,
                   slice.size() * reduction.brought_bytes};
-    if (each == own_index) {
-      sources[each] = send[each].data;
-      continue;
-    }
-    receive[each] = {next, own_bytes};
-    sources[each] = next;
-    next += own_bytes;
   }
-  bytes.exchange(send, receive, context);
-  std::byte* const reduced = wants_result ? output + own.begin * reduction.result_bytes : next;
+  const auto sources = exchange_parts(bytes, rank, send, received, context);
+  std::byte* const reduced =
+      wants_result ? output + own.begin * reduction.result_bytes : received + own_bytes * (n - 1);
   reduction.fold(reduced, sources.data(), own.size());
+  ReceivedSpans receive(n);
   for (std::size_t each = 0; each < n; ++each) {
     const Part slice = slice_of(each);
     const bool is_target = reduction.root < 0 || static_cast<int>(each) == reduction.root;

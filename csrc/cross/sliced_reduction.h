@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 #include "core/function_ref.h"
 #include "core/scratch.h"
@@ -25,6 +26,12 @@ struct SlicedReduction {
 // How many bytes of each pair of ranks go in one piece: large messages travel best, but what all
 // others send is held at once.
 std::uint64_t piece_bytes_per_pair(std::size_t n_ranks);
+
+// Gives every other rank its part of what this one brings, and gets as many bytes as the own part
+// has from each. The parts of all, in rank order, to be folded: the own one where it lies, the
+// others at `received`, which has room for all but one.
+std::vector<const void*> exchange_parts(ByteTransport& bytes, int rank, const SentSpans& parts,
+                                        std::byte* received, const WaitContext& context);
 
 // `output` may be null where the result does not go to. It may be `input` if elements and results
 // have the same size. Blocks; throws what `bytes` throws.

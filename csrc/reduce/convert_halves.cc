@@ -8,25 +8,20 @@
 namespace horon {
 namespace {
 
-template <class Codec>
-void widen(const char* from, char* to, size_t count) {
+template <class From, class To, To (*kConvert)(From)>
+void convert(const char* from, char* to, size_t count) {
   for (size_t i = 0; i < count; ++i) {
-    uint16_t half;
-    std::memcpy(&half, from + i * sizeof half, sizeof half);
-    const float value = Codec::decode(half);
-    std::memcpy(to + i * sizeof value, &value, sizeof value);
+    From value;
+    std::memcpy(&value, from + i * sizeof value, sizeof value);
+    const To converted = kConvert(value);
+    std::memcpy(to + i * sizeof converted, &converted, sizeof converted);
   }
 }
 
 template <class Codec>
-void round(const char* from, char* to, size_t count) {
-  for (size_t i = 0; i < count; ++i) {
-    float value;
-    std::memcpy(&value, from + i * sizeof value, sizeof value);
-    const uint16_t half = Codec::encode(value);
-    std::memcpy(to + i * sizeof half, &half, sizeof half);
-  }
-}
+constexpr auto kWiden = convert<uint16_t, float, Codec::decode>;
+template <class Codec>
+constexpr auto kRound = convert<float, uint16_t, Codec::encode>;
 
 }  // namespace
 
@@ -34,14 +29,14 @@ bool is_half(DType dtype) { return dtype == DType::kFloat16 || dtype == DType::k
 
 void widen_halves(DType dtype, const void* from, void* to, size_t count) {
   (dtype == DType::kFloat16
-       ? widen<Float16Codec>
-       : widen<BFloat16Codec>)(static_cast<const char*>(from), static_cast<char*>(to), count);
+       ? kWiden<Float16Codec>
+       : kWiden<BFloat16Codec>)(static_cast<const char*>(from), static_cast<char*>(to), count);
 }
 
 void round_to_halves(DType dtype, const void* from, void* to, size_t count) {
   (dtype == DType::kFloat16
-       ? round<Float16Codec>
-       : round<BFloat16Codec>)(static_cast<const char*>(from), static_cast<char*>(to), count);
+       ? kRound<Float16Codec>
+       : kRound<BFloat16Codec>)(static_cast<const char*>(from), static_cast<char*>(to), count);
 }
 
 }  // namespace horon
