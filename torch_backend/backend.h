@@ -134,7 +134,7 @@ class HoronBackend final : public c10d::Backend {
 #endif
 
   // True when the ranks share memory; false when Gloo carries the bytes.
-  bool is_shared() const { return group_->p2p() != nullptr; }
+  bool is_shared() const { return group_->shared() != nullptr; }
   const std::string& transport() const { return group_->transport_name(); }
   const std::shared_ptr<Group>& group() const { return group_; }
 

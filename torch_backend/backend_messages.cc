@@ -41,7 +41,8 @@ class GlooMessageWork final : public HoronWork {
 
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override {
     TORCH_CHECK_NOT_IMPLEMENTED(
-        false, "horon: get_future: messages between hosts travel over Gloo, which tells of their ",
+        false,
+        "horon: get_future: in this group Gloo carries messages between hosts, and tells of their ",
         "end only to who waits: call wait().");
   }
 
@@ -51,7 +52,7 @@ class GlooMessageWork final : public HoronWork {
   std::once_flag waited_;
 };
 
-// A message within the host, with all that it needs until it is done.
+// A message of our own, with all that it needs until it is done.
 struct Message final : P2pOp {
   // First, so that it goes last: to let go of a tensor takes the GIL, on whichever thread.
   std::optional<CallOut> call_out;
@@ -222,8 +223,9 @@ HoronBackend::WorkPtr HoronBackend::send(Tensors& tensors, int destination, int 
   if (tensors[0].is_cuda()) {
     return message_on_device(tensors[0], destination, c10d::OpType::SEND);
   }
-  return is_shared() ? issue_message(tensors[0], destination, tag, c10d::OpType::SEND)
-                     : message_over_gloo(tensors, destination, tag, c10d::OpType::SEND);
+  return group_->p2p() != nullptr
+             ? issue_message(tensors[0], destination, tag, c10d::OpType::SEND)
+             : message_over_gloo(tensors, destination, tag, c10d::OpType::SEND);
 }
 
 HoronBackend::WorkPtr HoronBackend::recv(Tensors& tensors, int source, int tag) {
@@ -233,8 +235,8 @@ HoronBackend::WorkPtr HoronBackend::recv(Tensors& tensors, int source, int tag) 
   if (tensors[0].is_cuda()) {
     return message_on_device(tensors[0], source, c10d::OpType::RECV);
   }
-  return is_shared() ? issue_message(tensors[0], source, tag, c10d::OpType::RECV)
-                     : message_over_gloo(tensors, source, tag, c10d::OpType::RECV);
+  return group_->p2p() != nullptr ? issue_message(tensors[0], source, tag, c10d::OpType::RECV)
+                                  : message_over_gloo(tensors, source, tag, c10d::OpType::RECV);
 }
 
 HoronBackend::WorkPtr HoronBackend::recvAnysource(Tensors& tensors, int tag) {
@@ -243,8 +245,9 @@ HoronBackend::WorkPtr HoronBackend::recvAnysource(Tensors& tensors, int tag) {
   TORCH_CHECK_NOT_IMPLEMENTED(!tensors[0].is_cuda(),
                               "horon: recv: CUDA tensors can not be received ",
                               "from any source, as NCCL has to know the sender; pass src.");
-  return is_shared() ? issue_message(tensors[0], kAnySource, tag, c10d::OpType::RECVANYSOURCE)
-                     : message_over_gloo(tensors, kAnySource, tag, c10d::OpType::RECVANYSOURCE);
+  return group_->p2p() != nullptr
+             ? issue_message(tensors[0], kAnySource, tag, c10d::OpType::RECVANYSOURCE)
+             : message_over_gloo(tensors, kAnySource, tag, c10d::OpType::RECVANYSOURCE);
 }
 
 }  // namespace horon::torch_backend

@@ -19,10 +19,9 @@ constexpr const char* kFailures = "failures";
 
 }  // namespace
 
-std::shared_ptr<ByteTransport> connect_all(const c10::intrusive_ptr<c10d::Store>& store, int rank,
-                                           const std::vector<int>& numbers,
-                                           std::chrono::milliseconds timeout,
-                                           const std::function<void()>& look_around) {
+Connected connect_all(const c10::intrusive_ptr<c10d::Store>& store, int rank,
+                      const std::vector<int>& numbers, bool for_messages,
+                      std::chrono::milliseconds timeout, const std::function<void()>& look_around) {
   StoreAdapter failures(store);
   auto next_look = Clock::now();
   const std::function<void()> look = [&] {
@@ -34,10 +33,16 @@ std::shared_ptr<ByteTransport> connect_all(const c10::intrusive_ptr<c10d::Store>
   };
   StoreAdapter meeting(store, look);
   try {
-    auto peers = meet_everybody(meeting, rank, numbers, network_interfaces_from_environment(),
-                                {Deadline::after(std::min(timeout, kMeetingPatience)), &look});
-    return std::make_shared<TcpByteTransport>(rank, static_cast<int>(numbers.size()),
-                                              std::move(peers));
+    auto streams = meet_everybody(meeting, rank, numbers, for_messages ? 2 : 1,
+                                  network_interfaces_from_environment(),
+                                  {Deadline::after(std::min(timeout, kMeetingPatience)), &look});
+    Connected connected;
+    connected.bytes = std::make_shared<TcpByteTransport>(rank, static_cast<int>(numbers.size()),
+                                                         std::move(streams[0]));
+    if (for_messages) {
+      connected.for_messages = std::move(streams[1]);
+    }
+    return connected;
   } catch (...) {
     try {
       failures.add(kFailures, 1);  // or the others would wait until their time is over

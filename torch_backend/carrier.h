@@ -8,17 +8,22 @@
 
 #include "compat.h"
 #include "cross/byte_transport.h"
+#include "cross/greeting.h"
 #include "gloo_adapter.h"
 
 namespace horon::torch_backend {
 
+struct Connected {
+  std::shared_ptr<ByteTransport> bytes;
+  std::vector<RemotePeer> for_messages;  // one more to each, if these are asked for
+};
+
 // Connections of our own between ranks that messages call `numbers`, of which this is the
 // `rank`-th. Blocks until all of these have come, or one could not. `look_around` is called now and
 // then; throws to give up. Throws Error where the connections can not be made.
-std::shared_ptr<ByteTransport> connect_all(const c10::intrusive_ptr<c10d::Store>& store, int rank,
-                                           const std::vector<int>& numbers,
-                                           std::chrono::milliseconds timeout,
-                                           const std::function<void()>& look_around);
+Connected connect_all(const c10::intrusive_ptr<c10d::Store>& store, int rank,
+                      const std::vector<int>& numbers, bool for_messages,
+                      std::chrono::milliseconds timeout, const std::function<void()>& look_around);
 
 // Whether it is so on all ranks that `all` connects. Throws what that throws.
 bool is_so_on_all(bool is_so, ByteTransport& all, int n_ranks, const WaitContext& context);

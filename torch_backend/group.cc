@@ -13,6 +13,7 @@
 #include "cross/cross_transport.h"
 #include "hosts.h"
 #include "process_arena.h"
+#include "shm/lone_group.h"
 #include "shm/shm_transport.h"
 #include "store_adapter.h"
 
@@ -22,28 +23,52 @@ namespace {
 // A healthy shutdown waits no longer for messages that nobody receives.
 constexpr std::chrono::seconds kMessageDrain{2};
 
-struct Described {
+struct CrossParts {
   std::unique_ptr<Transport> transport;
   std::string description;
+  // Of messages; null where Gloo carries them.
+  std::shared_ptr<SharedGroup> on_host;
+  std::shared_ptr<P2pEngine> p2p;
 };
 
-Described make_cross_transport(const c10::intrusive_ptr<c10d::Store>& store,
-                               const GroupIdentity& identity, const Options& options,
-                               std::chrono::milliseconds timeout, const Whereabouts& whereabouts,
-                               const std::shared_ptr<GlooAdapter>& gloo, std::int64_t attempt,
-                               const GlooFactory& make_gloo,
-                               const std::function<void()>& look_around) {
+// Where ranks are for messages, with a connection to those that share no memory with this one.
+P2pRoster make_roster(const GroupIdentity& identity, const HostLayout* layout,
+                      std::vector<RemotePeer> peers) {
+  P2pRoster roster;
+  roster.rank = identity.rank;
+  roster.global_ranks = identity.global_ranks;
+  roster.local.assign(static_cast<std::size_t>(identity.n_ranks), -1);
+  roster.local[static_cast<std::size_t>(identity.rank)] = 0;
+  for (std::size_t i = 0; layout != nullptr && i < layout->neighbours().size(); ++i) {
+    roster.local[static_cast<std::size_t>(layout->neighbours()[i])] = static_cast<int>(i);
+  }
+  for (RemotePeer& peer : peers) {
+    if (roster.local[static_cast<std::size_t>(peer.rank)] < 0) {
+      roster.remote.push_back(std::move(peer));
+    }
+  }
+  return roster;
+}
+
+CrossParts make_cross_transport(const c10::intrusive_ptr<c10d::Store>& store,
+                                const GroupIdentity& identity, const Options& options,
+                                std::chrono::milliseconds timeout, const Whereabouts& whereabouts,
+                                const std::shared_ptr<GlooAdapter>& gloo, std::int64_t attempt,
+                                const GlooFactory& make_gloo,
+                                const std::function<void()>& look_around) {
   const auto below = [&](const c10::intrusive_ptr<c10d::Store>& whole, const char* what) {
     return c10::make_intrusive<c10d::PrefixStore>(concat(what, '/', attempt), whole);
   };
   const WaitContext meeting{Deadline::after(timeout), &look_around};
   std::shared_ptr<ByteTransport> all = gloo;
+  std::vector<RemotePeer> for_messages;
   if (options.carrier != "gloo") {
     std::vector<int> numbers(static_cast<std::size_t>(identity.n_ranks));
     std::iota(numbers.begin(), numbers.end(), 0);
-    std::shared_ptr<ByteTransport> own;
+    Connected own;
     try {
-      own = connect_all(below(store, "carrier"), identity.rank, numbers, timeout, look_around);
+      own =
+          connect_all(below(store, "carrier"), identity.rank, numbers, true, timeout, look_around);
     } catch (const PeerLostError&) {
       throw;
     } catch (const Error& error) {
@@ -51,26 +76,35 @@ Described make_cross_transport(const c10::intrusive_ptr<c10d::Store>& store,
                                          "to other hosts, so what the ranks exchange goes over ",
                                          "Gloo: ", error.what()));
     }
-    if (is_so_on_all(own != nullptr, *gloo, identity.n_ranks, meeting)) {
-      all = std::move(own);
+    if (is_so_on_all(own.bytes != nullptr, *gloo, identity.n_ranks, meeting)) {
+      all = std::move(own.bytes);
+      for_messages = std::move(own.for_messages);
     }
   }
   const bool is_own = all != gloo;
   const auto make_column = [&](const c10::intrusive_ptr<c10d::Store>& of_column, int rank,
                                const std::vector<int>& numbers) -> std::shared_ptr<ByteTransport> {
     if (is_own) {
-      return connect_all(below(of_column, "carrier"), rank, numbers, timeout, look_around);
+      return connect_all(below(of_column, "carrier"), rank, numbers, false, timeout, look_around)
+          .bytes;
     }
     return std::make_shared<GlooAdapter>(make_gloo_group(of_column, rank,
                                                          static_cast<int>(numbers.size()), attempt,
                                                          make_gloo, look_around, identity.rank));
   };
-  auto hosts = make_host_collectives(below(store, "hosts"), identity, options, timeout, whereabouts,
-                                     *all, make_column, look_around);
-  const std::string description = concat(hosts ? "hosts, " : "", is_own ? "tcp" : "gloo");
-  return {std::make_unique<CrossTransport>(std::move(all), identity.rank, identity.n_ranks,
-                                           std::move(hosts)),
-          description};
+  Hosts hosts = make_host_collectives(below(store, "hosts"), identity, options, timeout,
+                                      whereabouts, *all, make_column, look_around);
+  CrossParts parts;
+  parts.description = concat(hosts.collectives ? "hosts, " : "", is_own ? "tcp" : "gloo");
+  if (is_own) {
+    parts.on_host = hosts.own ? hosts.own : lone_group(options, whereabouts);
+    parts.p2p = std::make_shared<P2pEngine>(
+        &parts.on_host->segment, &parts.on_host->peers, options.fitting_eager_bytes(),
+        make_roster(identity, hosts.own ? &hosts.layout : nullptr, std::move(for_messages)));
+  }
+  parts.transport = std::make_unique<CrossTransport>(
+      std::move(all), identity.rank, identity.n_ranks, std::move(hosts.collectives));
+  return parts;
 }
 
 }  // namespace
@@ -96,10 +130,12 @@ std::shared_ptr<Group> Group::make(const c10::intrusive_ptr<c10d::Store>& store,
     const auto look = [&] { adapter.look_around(); };
     group->gloo_ = std::make_shared<GlooAdapter>(
         make_gloo_group(store, identity.rank, identity.n_ranks, attempt, make_gloo, look));
-    auto [transport, description] = make_cross_transport(
-        store, identity, options, timeout, whereabouts, group->gloo_, attempt, make_gloo, look);
-    group->transport_ = std::move(transport);
-    group->transport_name_ = std::move(description);
+    CrossParts parts = make_cross_transport(store, identity, options, timeout, whereabouts,
+                                            group->gloo_, attempt, make_gloo, look);
+    group->transport_ = std::move(parts.transport);
+    group->transport_name_ = std::move(parts.description);
+    group->on_host_ = std::move(parts.on_host);
+    group->p2p_ = std::move(parts.p2p);
   }
   return group;
 }
@@ -108,6 +144,7 @@ Group::~Group() {
   if (fork_generation_ != fork_generation()) {
     // Joining, unlocking or unmapping here could only disturb the parent or hang.
     (void)new (std::nothrow) std::shared_ptr<SharedGroup>(std::move(shared_));
+    (void)new (std::nothrow) std::shared_ptr<SharedGroup>(std::move(on_host_));
     (void)transport_.release();
     (void)new (std::nothrow) std::shared_ptr<P2pEngine>(std::move(p2p_));
     (void)new (std::nothrow) std::shared_ptr<Lane>(std::move(lane_));
@@ -192,6 +229,7 @@ void Group::abort(const std::string& reason_given) {
   const Deadline now = Deadline::after(std::chrono::milliseconds(0));
   lane_->close(now, [&] { transport_->abort(reason); });
   if (p2p_) {
+    p2p_->abort(reason);
     p2p_->close(now, reason);
   }
   transport_->depart();

@@ -19,7 +19,7 @@
 #include "device_side.h"
 #include "gloo_adapter.h"
 #include "gloo_meeting.h"
-#include "shm/p2p_engine.h"
+#include "p2p/p2p_engine.h"
 #include "shm/rendezvous.h"
 
 namespace horon::torch_backend {
@@ -43,7 +43,7 @@ class Group {
   // "shared memory"; between hosts "tcp" or "gloo", with "hosts, " in front where ranks of one host
   // share memory.
   const std::string& transport_name() const { return transport_name_; }
-  // Null between hosts.
+  // Null where Gloo carries what goes between hosts.
   P2pEngine* p2p() { return p2p_.get(); }
   // Null between hosts. Shared: a window's memory, and tensors that map a peer's, outlive the
   // group.
@@ -109,6 +109,7 @@ class Group {
   std::uint64_t windows_ = 0;  // belongs to whoever has the lane's turn
   // Order matters: the engines point into what is declared before them.
   std::shared_ptr<SharedGroup> shared_;
+  std::shared_ptr<SharedGroup> on_host_;  // between hosts: what messages within a host go through
   std::shared_ptr<GlooAdapter> gloo_;
   std::string transport_name_ = "shared memory";
   std::unique_ptr<Transport> transport_;

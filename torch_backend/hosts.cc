@@ -40,18 +40,21 @@ GroupIdentity on_own_host(const GroupIdentity& identity, const HostLayout& layou
 
 }  // namespace
 
-std::unique_ptr<HostCollectives> make_host_collectives(
-    const c10::intrusive_ptr<c10d::Store>& store, const GroupIdentity& identity,
-    const Options& options, std::chrono::milliseconds timeout, const Whereabouts& whereabouts,
-    ByteTransport& all, const ColumnMaker& make_column, const std::function<void()>& look_around) {
+Hosts make_host_collectives(const c10::intrusive_ptr<c10d::Store>& store,
+                            const GroupIdentity& identity, const Options& options,
+                            std::chrono::milliseconds timeout, const Whereabouts& whereabouts,
+                            ByteTransport& all, const ColumnMaker& make_column,
+                            const std::function<void()>& look_around) {
   if (!options.hierarchical || whereabouts.hosts.empty()) {
-    return nullptr;
+    return {};
   }
+  Hosts made;
   HostCollectives::Parts parts;
-  parts.layout = lay_out(whereabouts.hosts, identity.rank);
+  made.layout = lay_out(whereabouts.hosts, identity.rank);
+  parts.layout = made.layout;
   const HostLayout& layout = parts.layout;
   if (!has_neighbours(layout)) {
-    return nullptr;
+    return {};
   }
   const Deadline deadline = Deadline::after(timeout);
   bool is_ready = true;
@@ -63,12 +66,13 @@ std::unique_ptr<HostCollectives> make_host_collectives(
     if (shared) {
       parts.local =
           std::make_unique<ShmTransport>(&shared->segment, &shared->peers, &shared->arenas);
+      made.own = shared;
       parts.kept = std::move(shared);
     }
   }
   const WaitContext context{deadline, &look_around};
   if (!is_so_on_all(is_ready, all, identity.n_ranks, context)) {
-    return nullptr;
+    return {};
   }
   if (layout.is_in_column()) {
     std::vector<int> ranks;
@@ -89,9 +93,10 @@ std::unique_ptr<HostCollectives> make_host_collectives(
   }
   const bool is_connected = parts.column != nullptr || !layout.is_in_column();
   if (!is_so_on_all(is_connected, all, identity.n_ranks, context)) {
-    return nullptr;
+    return {};
   }
-  return std::make_unique<HostCollectives>(std::move(parts));
+  made.collectives = std::make_unique<HostCollectives>(std::move(parts));
+  return made;
 }
 
 }  // namespace horon::torch_backend

@@ -19,13 +19,20 @@ namespace horon::torch_backend {
 using ColumnMaker = std::function<std::shared_ptr<ByteTransport>(
     const c10::intrusive_ptr<c10d::Store>& store, int rank, const std::vector<int>& numbers)>;
 
+struct Hosts {
+  std::unique_ptr<HostCollectives> collectives;
+  HostLayout layout;
+  std::shared_ptr<SharedGroup> own;  // what the ranks of this host share; null if it has but one
+};
+
 // Of a group that rendezvous() has told the whereabouts of, in `store`. `all` carries bytes between
-// all ranks. Nothing where no host has several ranks, where
+// all ranks. Empty where no host has several ranks, where
 // these share no memory after all, and if options.hierarchical is off: the same on every rank.
 // Blocks until all ranks have come. Throws as rendezvous() and make_column().
-std::unique_ptr<HostCollectives> make_host_collectives(
-    const c10::intrusive_ptr<c10d::Store>& store, const GroupIdentity& identity,
-    const Options& options, std::chrono::milliseconds timeout, const Whereabouts& whereabouts,
-    ByteTransport& all, const ColumnMaker& make_column, const std::function<void()>& look_around);
+Hosts make_host_collectives(const c10::intrusive_ptr<c10d::Store>& store,
+                            const GroupIdentity& identity, const Options& options,
+                            std::chrono::milliseconds timeout, const Whereabouts& whereabouts,
+                            ByteTransport& all, const ColumnMaker& make_column,
+                            const std::function<void()>& look_around);
 
 }  // namespace horon::torch_backend

@@ -8,6 +8,7 @@
 
 #include "core/error.h"
 #include "core/log.h"
+#include "cross/coordinator_meeting.h"
 #include "cross/tcp_control_channel.h"
 #include "group.h"
 #include "interrupt.h"

@@ -46,8 +46,6 @@ std::array<iovec, 2> rest_of(Head& head, Byte* data, std::size_t bytes, std::siz
   return parts;
 }
 
-bool would_block() { return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR; }
-
 }  // namespace
 
 TcpByteTransport::TcpByteTransport(int rank, int n_ranks, std::vector<RemotePeer> peers)

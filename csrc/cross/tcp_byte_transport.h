@@ -16,7 +16,7 @@
 
 #include "core/closed_in_child.h"
 #include "cross/byte_transport.h"
-#include "cross/coordinator_meeting.h"
+#include "cross/greeting.h"
 
 namespace horon {
 

@@ -19,7 +19,7 @@
 #include "core/closed_in_child.h"
 #include "core/control_channel.h"
 #include "core/doorbell.h"
-#include "cross/coordinator_meeting.h"
+#include "cross/greeting.h"
 
 namespace horon {
 

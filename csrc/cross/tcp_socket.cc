@@ -175,6 +175,8 @@ void let_peer_be_late(int socket) {
   set_option(socket, IPPROTO_TCP, TCP_USER_TIMEOUT, 0, "setsockopt(TCP_USER_TIMEOUT)");
 }
 
+bool would_block() { return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR; }
+
 bool wait_for_socket(int socket, short events, const WaitContext& context) {
   while (true) {
     const auto left = std::chrono::ceil<std::chrono::milliseconds>(context.deadline.remaining());

@@ -40,6 +40,9 @@ void let_peer_be_late(int socket);
 // context.check_interrupt throws.
 bool wait_for_socket(int socket, short events, const WaitContext& context);
 
+// Whether errno says that a socket that does not block can not go on now.
+bool would_block();
+
 // Whole messages, of a socket that does not block. Throw Error when the peer is gone, TimeoutError
 // at the deadline.
 void send_all(int socket, const void* data, std::size_t bytes, const WaitContext& context);

@@ -10,30 +10,12 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <type_traits>
 
+#include "core/message_frame.h"
 #include "shm/segment.h"
 #include "shm/shared_store.h"
 
 namespace horon {
-
-enum class FrameType : std::uint32_t {
-  kEager,          // a whole message
-  kRequestToSend,  // a message that wants to be asked for
-  kClearToSend,    // receiver to sender: go on with message `id`
-  kData,           // a part of message `id`
-  kAcknowledge,    // receiver to sender: eager message `id` found its receive
-  kRefuse,         // receiver to sender: message `id` met a receive of `message_bytes` bytes
-};
-
-struct Frame {
-  FrameType type = FrameType::kEager;
-  std::int32_t tag = 0;
-  std::uint64_t id = 0;  // unique per sender
-  std::uint64_t message_bytes = 0;
-  std::uint64_t payload_bytes = 0;  // that follow in the ring
-};
-static_assert(std::is_trivially_copyable_v<Frame>);
 
 class Ring {
  public:

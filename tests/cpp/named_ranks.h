@@ -8,6 +8,7 @@
 #include <thread>
 #include <vector>
 
+#include "cross/coordinator_meeting.h"
 #include "cross/tcp_control_channel.h"
 #include "fake_gpus.h"
 #include "named/named_engine.h"

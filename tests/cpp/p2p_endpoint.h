@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "rank_threads.h"
-#include "shm/p2p_engine.h"
+#include "p2p/p2p_engine.h"
 
 namespace horon::testing {
 

@@ -13,7 +13,7 @@
 #include "p2p_endpoint.h"
 #include "rank_threads.h"
 #include "shm/liveness.h"
-#include "shm/p2p_engine.h"
+#include "p2p/p2p_engine.h"
 
 using namespace horon;
 using namespace horon::testing;

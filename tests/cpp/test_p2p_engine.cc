@@ -1,4 +1,4 @@
-#include "shm/p2p_engine.h"
+#include "p2p/p2p_engine.h"
 
 #include <future>
 

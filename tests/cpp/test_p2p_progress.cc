@@ -10,7 +10,7 @@
 #include "catch.h"
 #include "core/nesting.h"
 #include "p2p_endpoint.h"
-#include "shm/p2p_engine.h"
+#include "p2p/p2p_engine.h"
 
 using namespace horon;
 using namespace horon::testing;

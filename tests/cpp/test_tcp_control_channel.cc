@@ -1,3 +1,4 @@
+#include "cross/coordinator_meeting.h"
 #include "cross/tcp_control_channel.h"
 
 #include <poll.h>
@@ -247,7 +248,7 @@ TEST_CASE("tcp control: a rank that never comes is named") {
   MemoryStore store;
   const auto error = error_of([&] { meet_coordinator(store, 0, 3, "lo", {soon(), nullptr}); });
   REQUIRE(threw<TimeoutError>(error));
-  CHECK(contains(text_of(error), "a connection from rank(s) 1, 2"));
+  CHECK(contains(text_of(error), "a connection from ranks 1 and 2"));
 
   store.set("horon/meeting/1/coordinator", "1 1 127.0.0.1");  // nobody listens on port 1
   const auto alone = error_of([&] { meet_coordinator(store, 1, 3, "lo", {soon(), nullptr}); });

@@ -1,6 +1,9 @@
-#include "shm/p2p_engine.h"
+#include "p2p/p2p_engine.h"
 
 #include <algorithm>
+#include <cstring>
+#include <numeric>
+#include <utility>
 
 #include "core/error.h"
 #include "core/log.h"
@@ -15,6 +18,31 @@ std::exception_ptr size_mismatch(const P2pOp& op, std::uint64_t other_bytes) {
       "was dropped; the group can still be used.")));
 }
 
+// A message over a network is worth asking for only when it is larger.
+constexpr std::size_t kRemoteEagerBytes = std::size_t{64} << 10;
+// Of a message over a network at a time: others to the same rank are not kept for longer.
+constexpr std::uint64_t kMostRemotePart = std::uint64_t{1} << 20;
+
+P2pRoster all_share(const Peers& peers) {
+  P2pRoster roster;
+  roster.rank = peers.rank;
+  roster.local.resize(peers.peers.size());
+  std::iota(roster.local.begin(), roster.local.end(), 0);
+  roster.global_ranks = peers.global_ranks;
+  return roster;
+}
+
+// What a socket has brought of a frame.
+struct Brought {
+  const std::byte* payload;
+
+  void consume(const Frame& frame, std::byte* to) const {
+    if (to != nullptr && frame.payload_bytes > 0) {
+      std::memcpy(to, payload, frame.payload_bytes);
+    }
+  }
+};
+
 }  // namespace
 
 std::string P2pOp::describe() const {
@@ -23,14 +51,63 @@ std::string P2pOp::describe() const {
                 ", tag ", tag);
 }
 
+// What the sockets bring. Requires the lock.
+class P2pEngine::Sink final : public MessageSink {
+ public:
+  explicit Sink(P2pEngine* engine) : engine_(engine) {}
+
+  void on_frame(int source, const Frame& frame, const std::byte* payload) override {
+    if (frame.type == FrameType::kGoodbye) {
+      return;  // the socket has seen it
+    }
+    if (frame.type == FrameType::kEnd) {
+      engine_->segment_->poison(0, {reinterpret_cast<const char*>(payload), frame.payload_bytes});
+      engine_->has_news_ = true;
+      return;
+    }
+    const Brought brought{payload};
+    engine_->handle(source, frame, brought);
+  }
+  std::byte* place_of(int source, const Frame& frame) override {
+    const auto found = engine_->streams_.find({source, frame.id});
+    if (found == engine_->streams_.end()) {  // its receive has failed meanwhile
+      return nullptr;
+    }
+    const P2pOp& op = *found->second;
+    return op.bytes - op.transferred < frame.payload_bytes ? nullptr : op.data + op.transferred;
+  }
+  void on_data(int source, const Frame& frame) override { engine_->end_part(source, frame); }
+
+ private:
+  P2pEngine* const engine_;
+};
+
 P2pEngine::P2pEngine(Segment* segment, const Peers* peers, std::size_t eager_bytes)
+    : P2pEngine(segment, peers, eager_bytes, all_share(*peers)) {}
+
+P2pEngine::P2pEngine(Segment* segment, const Peers* peers, std::size_t eager_bytes,
+                     P2pRoster roster)
     : segment_(segment),
       peers_(peers),
       eager_bytes_(eager_bytes),
-      eager_in_flight_(peers->peers.size()) {
-  for (int peer = 0; peer < peers_->n_ranks(); ++peer) {
-    outgoing_.emplace_back(Ring(*segment_, peers_->rank, peer));
-    incoming_.emplace_back(*segment_, peer, peers_->rank);
+      rank_(roster.rank),
+      local_(std::move(roster.local)),
+      global_ranks_(std::move(roster.global_ranks)),
+      outgoing_(local_.size()),
+      incoming_(local_.size()),
+      eager_in_flight_(local_.size()) {
+  if (!roster.remote.empty()) {
+    sockets_ = std::make_unique<MessageSockets>(
+        static_cast<int>(local_.size()), std::move(roster.remote), [this] { ring_own_doorbell(); });
+  }
+  for (std::size_t peer = 0; peer < local_.size(); ++peer) {
+    if (local_[peer] >= 0) {
+      outgoing_[peer].ring.emplace(*segment_, peers_->rank, local_[peer]);
+      incoming_[peer].emplace(*segment_, local_[peer], peers_->rank);
+    } else {
+      outgoing_[peer].socket = sockets_ ? sockets_->at(static_cast<int>(peer)) : nullptr;
+      HORON_CHECK(outgoing_[peer].socket != nullptr, "nothing leads to rank ", peer);
+    }
   }
 }
 
@@ -72,19 +149,26 @@ void P2pEngine::start(const Op& op) {
 
 void P2pEngine::start_send(const Op& op) {
   op->id = next_id_++;
-  auto& in_flight = eager_in_flight_[static_cast<std::size_t>(op->peer)];
+  const auto peer = static_cast<std::size_t>(op->peer);
+  auto& in_flight = eager_in_flight_[peer];
+  const std::size_t most = outgoing_[peer].socket == nullptr || eager_bytes_ == 0
+                               ? eager_bytes_
+                               : std::max(eager_bytes_, kRemoteEagerBytes);
   // Bounds what the receiver has to buffer for messages that it never asked for.
-  op->is_eager = op->bytes <= eager_bytes_ && in_flight + op->bytes <= 64 * eager_bytes_;
+  op->is_eager = op->bytes <= most && in_flight + op->bytes <= 64 * most;
   if (op->is_eager) {
     in_flight += op->bytes;
   }
   sends_[op->id] = op;
-  outgoing_[static_cast<std::size_t>(op->peer)].messages.push_back(op);
+  outgoing_[peer].messages.push_back(op);
 }
 
 bool P2pEngine::pump() {
   bool moved = false;
-  for (int peer = 0; peer < peers_->n_ranks(); ++peer) {
+  for (int peer = 0; peer < static_cast<int>(outgoing_.size()); ++peer) {
+    if (!incoming_[static_cast<std::size_t>(peer)]) {
+      continue;
+    }
     bool must_tell = false;
     moved = pump_in(peer, &must_tell) || moved;
     if (pump_out(peer)) {  // rings, which tells of room as well: each ring makes a line travel
@@ -93,7 +177,73 @@ bool P2pEngine::pump() {
       ring_doorbell(peer);
     }
   }
+  return (sockets_ && pump_sockets()) || moved;
+}
+
+bool P2pEngine::pump_sockets() {
+  Sink sink(this);
+  bool moved = sockets_->receive(sink, &has_news_);
+  for (std::size_t peer = 0; peer < outgoing_.size(); ++peer) {
+    if (outgoing_[peer].socket != nullptr) {
+      moved = pump_out_socket(outgoing_[peer]) || moved;
+    }
+  }
+  if (std::exchange(has_news_, false)) {
+    look_around();
+    moved = true;
+  }
   return moved;
+}
+
+bool P2pEngine::pump_out_socket(Outgoing& out) {
+  bool moved = false;
+  while (!out.control.empty() || !out.messages.empty() || !out.socket->is_flushed()) {
+    if (out.socket->is_flushed()) {
+      put_messages(out);
+    }
+    moved = sockets_->flush(*out.socket) || moved;
+    if (!out.socket->is_flushed()) {
+      break;
+    }
+    if (out.streamed_bytes > 0) {  // all of this part is with the system
+      const Op op = out.messages.front();
+      op->transferred += std::exchange(out.streamed_bytes, 0);
+      if (op->transferred == op->bytes) {
+        out.messages.pop_front();
+        finish(op);
+      }
+    }
+  }
+  return moved;
+}
+
+// Gives the socket what it may send in one go. Requires that it is flushed and nothing is streamed.
+void P2pEngine::put_messages(Outgoing& out) {
+  for (const Frame& frame : out.control) {
+    out.socket->put(frame);
+  }
+  out.control.clear();
+  for (std::uint64_t put = 0; !out.messages.empty() && put <= kRemoteEagerBytes;) {
+    const Op op = out.messages.front();
+    Frame frame;
+    frame.tag = op->tag;
+    frame.id = op->id;
+    frame.message_bytes = op->bytes;
+    if (op->buffered_at == Clock::time_point{}) {
+      frame.type = op->is_eager ? FrameType::kEager : FrameType::kRequestToSend;
+      frame.payload_bytes = op->is_eager ? op->bytes : 0;
+      out.socket->put(frame, op->is_eager ? op->data : nullptr);
+      op->buffered_at = Clock::now();
+      out.messages.pop_front();  // comes back as a stream when the receiver asks for it
+      put += sizeof frame + frame.payload_bytes;
+      continue;
+    }
+    frame.type = FrameType::kData;
+    frame.payload_bytes = std::min(op->bytes - op->transferred, kMostRemotePart);
+    out.socket->put_stream(frame, op->data + op->transferred);
+    out.streamed_bytes = frame.payload_bytes;
+    return;
+  }
 }
 
 bool P2pEngine::pump_out(int peer) {
@@ -101,9 +251,12 @@ bool P2pEngine::pump_out(int peer) {
   if (out.control.empty() && out.messages.empty()) {
     return false;
   }
+  if (out.socket != nullptr) {
+    return pump_out_socket(out);
+  }
   bool moved = false;
-  while (!out.control.empty() && out.ring.has_room(0)) {
-    out.ring.write(out.control.front(), nullptr);
+  while (!out.control.empty() && out.ring->has_room(0)) {
+    out.ring->write(out.control.front(), nullptr);
     out.control.pop_front();
     moved = true;
   }
@@ -113,7 +266,7 @@ bool P2pEngine::pump_out(int peer) {
   while (out.control.empty() && !out.messages.empty()) {
     const Op op = out.messages.front();
     bool finished = false;
-    if (!write_message(out.ring, op, &finished)) {
+    if (!write_message(*out.ring, op, &finished)) {
       break;
     }
     if (finished) {
@@ -174,11 +327,15 @@ bool P2pEngine::write_message(Ring& ring, const Op& op, bool* finished) {
 }
 
 bool P2pEngine::pump_in(int peer, bool* must_tell) {
-  Ring& ring = incoming_[static_cast<std::size_t>(peer)];
+  Ring& ring = *incoming_[static_cast<std::size_t>(peer)];
   Frame frame;
   bool moved = false;
   while (ring.peek(&frame)) {
-    handle(peer, frame, ring);
+    if (frame.type == FrameType::kData) {
+      handle_data(peer, frame, ring);
+    } else {
+      handle(peer, frame, ring);
+    }
     moved = true;
     *must_tell = frame.type != FrameType::kData;
     if (!*must_tell) {
@@ -188,19 +345,13 @@ bool P2pEngine::pump_in(int peer, bool* must_tell) {
   return moved;
 }
 
-void P2pEngine::handle(int source, const Frame& frame, Ring& ring) {
-  switch (frame.type) {
-    case FrameType::kEager:
-    case FrameType::kRequestToSend:
-      arrived(source, frame, ring);
-      return;
-    case FrameType::kData:
-      handle_data(source, frame, ring);
-      return;
-    default:
-      break;
+template <typename Source>
+void P2pEngine::handle(int source, const Frame& frame, Source& payload) {
+  if (frame.type == FrameType::kEager || frame.type == FrameType::kRequestToSend) {
+    arrived(source, frame, payload);
+    return;
   }
-  ring.consume(frame, nullptr);
+  payload.consume(frame, nullptr);
   const auto found = sends_.find(frame.id);
   if (found == sends_.end()) {
     if (frame.type == FrameType::kRefuse) {
@@ -226,8 +377,17 @@ void P2pEngine::handle_data(int source, const Frame& frame, Ring& ring) {
     ring.consume(frame, nullptr);
     return;
   }
+  ring.consume(frame, found->second->data + found->second->transferred);
+  end_part(source, frame);
+}
+
+// A part of a message has come to where it belongs.
+void P2pEngine::end_part(int source, const Frame& frame) {
+  const auto found = streams_.find({source, frame.id});
+  if (found == streams_.end()) {
+    return;
+  }
   const Op op = found->second;
-  ring.consume(frame, op->data + op->transferred);
   op->transferred += frame.payload_bytes;
   if (op->transferred == op->bytes) {
     streams_.erase(found);
@@ -235,7 +395,8 @@ void P2pEngine::handle_data(int source, const Frame& frame, Ring& ring) {
   }
 }
 
-void P2pEngine::arrived(int source, const Frame& frame, Ring& ring) {
+template <typename Source>
+void P2pEngine::arrived(int source, const Frame& frame, Source& payload) {
   UnexpectedMessage message;
   message.source = source;
   message.tag = frame.tag;
@@ -249,14 +410,14 @@ void P2pEngine::arrived(int source, const Frame& frame, Ring& ring) {
     const Op op = std::move(*receive);
     receives_.erase(receive);
     // An eager payload goes straight to where it belongs.
-    ring.consume(frame, op->bytes == frame.message_bytes ? op->data : nullptr);
+    payload.consume(frame, op->bytes == frame.message_bytes ? op->data : nullptr);
     meet(op, std::move(message));
     return;
   }
   if (message.is_eager) {
     message.payload = std::make_unique<std::byte[]>(frame.payload_bytes);
   }
-  ring.consume(frame, message.payload.get());
+  payload.consume(frame, message.payload.get());
   unexpected_.push_back(std::move(message));
 }
 
@@ -329,8 +490,59 @@ void P2pEngine::fail_all(const std::string& reason) {
   streams_.clear();
   for (Outgoing& out : outgoing_) {
     out.control.clear();
+    if (out.streamed_bytes > 0) {
+      forget(out.messages.front());
+    }
     out.messages.clear();
   }
+}
+
+// An operation that has failed is not sent.
+void P2pEngine::forget(const Op& op) {
+  Outgoing& out = outgoing_[static_cast<std::size_t>(op->peer)];
+  if (out.streamed_bytes > 0 && out.messages.front() == op) {
+    out.socket->drop_stream();
+    out.streamed_bytes = 0;
+  }
+  out.messages.erase(std::remove(out.messages.begin(), out.messages.end(), op), out.messages.end());
+}
+
+void P2pEngine::abort(const std::string& reason) {
+  const std::lock_guard lock(mutex_);
+  segment_->poison(0, reason);
+  say_end(reason);
+}
+
+// Ranks that share no memory hear of it so.
+void P2pEngine::say_end(const std::string& reason) {
+  if (!sockets_ || std::exchange(has_said_end_, true)) {
+    return;
+  }
+  Frame frame;
+  frame.type = FrameType::kEnd;
+  const std::string text = reason.substr(0, kPoisonTextBytes - 1);
+  frame.payload_bytes = text.size();
+  for (Outgoing& out : outgoing_) {
+    if (out.socket != nullptr && out.streamed_bytes > 0) {
+      forget(out.messages.front());
+    }
+  }
+  sockets_->put(frame, reinterpret_cast<const std::byte*>(text.data()));
+}
+
+// The last that others hear of this rank.
+void P2pEngine::say_goodbye(const Deadline& deadline, std::unique_lock<std::mutex>& lock) {
+  if (!std::exchange(has_said_end_, true)) {
+    Frame frame;
+    frame.type = FrameType::kGoodbye;
+    sockets_->put(frame);
+  }
+  while (pump_sockets() || (!sockets_->is_flushed() && !deadline.has_passed())) {
+    lock.unlock();
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    lock.lock();
+  }
+  sockets_->shut();
 }
 
 void P2pEngine::close(const Deadline& drain_until, const std::string& reason) {
@@ -347,6 +559,9 @@ void P2pEngine::close(const Deadline& drain_until, const std::string& reason) {
   }
   pump();  // the last acknowledgements
   fail_all(reason);
+  if (sockets_ && !stop_thread_) {
+    say_goodbye(drain_until, lock);
+  }
   deliver(lock);
   stop_thread_ = true;
   became_busy_.notify_all();
@@ -366,6 +581,9 @@ void P2pEngine::close(const Deadline& drain_until, const std::string& reason) {
   lock.unlock();
   for (std::thread& thread : threads) {
     thread.join();
+  }
+  if (sockets_) {
+    sockets_->stop();
   }
 }
 

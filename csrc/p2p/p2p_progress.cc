@@ -9,7 +9,7 @@
 #include "core/log.h"
 #include "core/nesting.h"
 #include "core/thread_name.h"
-#include "shm/p2p_engine.h"
+#include "p2p/p2p_engine.h"
 #include "shm/rank_cores.h"
 #include "shm/word_wait.h"
 
@@ -22,7 +22,7 @@ constexpr std::chrono::milliseconds kLinger{200};
 constexpr std::chrono::milliseconds kGrace{1};
 
 // A waiting caller looks at so many rings besides the doorbell.
-constexpr int kMostRingsToLookAt = 8;
+constexpr std::size_t kMostRingsToLookAt = 8;
 
 // Rounds of a waiting caller, each of which moves something or waits for less than a sleep, between
 // two looks at the clock.
@@ -31,6 +31,14 @@ constexpr std::uint32_t kRoundsPerLook = 16;
 void sleep_while(RankWords& words, std::uint32_t seen, std::chrono::milliseconds limit) {
   if (words.doorbell.load(std::memory_order_seq_cst) == seen) {
     futex_wait(words.doorbell, seen, limit);
+  }
+}
+
+void ring(RankWords& words) {
+  // seq_cst on both: either the sleeper's re-check sees the new value, or we see that it sleeps.
+  words.doorbell.fetch_add(1, std::memory_order_seq_cst);
+  if (words.doorbell_waiters.load(std::memory_order_seq_cst) != 0) {
+    futex_wake_all(words.doorbell);
   }
 }
 
@@ -61,14 +69,17 @@ bool P2pEngine::is_busy() const {
     return true;
   }
   return std::any_of(outgoing_.begin(), outgoing_.end(),
-                     [](const Outgoing& out) { return !out.control.empty(); });
+                     [](const Outgoing& out) { return !out.control.empty(); }) ||
+         (sockets_ && !sockets_->is_flushed());
 }
 
 bool P2pEngine::is_core_needed() {
   const std::uint32_t own = tell_core(*segment_, peers_->rank);
   const std::lock_guard lock(mutex_);
-  for (int peer = 0; peer < peers_->n_ranks(); ++peer) {
-    if (peer != peers_->rank && told_core_plus_one(*segment_, peer) == own && is_awaited(peer)) {
+  for (int peer = 0; peer < static_cast<int>(local_.size()); ++peer) {
+    const int local = local_[static_cast<std::size_t>(peer)];
+    if (local >= 0 && peer != rank_ && told_core_plus_one(*segment_, local) == own &&
+        is_awaited(peer)) {
       return true;
     }
   }
@@ -86,16 +97,21 @@ bool P2pEngine::is_awaited(int peer) const {
 
 bool P2pEngine::has_incoming() const {
   return std::any_of(incoming_.begin(), incoming_.end(),
-                     [](const Ring& ring) { return ring.has_frame(); });
+                     [](const auto& ring) { return ring && ring->has_frame(); });
 }
 
 void P2pEngine::ring_doorbell(int peer) {
-  RankWords& words = segment_->words(peer);
-  // seq_cst on both: either the sleeper's re-check sees the new value, or we see that it sleeps.
-  words.doorbell.fetch_add(1, std::memory_order_seq_cst);
-  if (words.doorbell_waiters.load(std::memory_order_seq_cst) != 0) {
-    futex_wake_all(words.doorbell);
+  const int local = local_[static_cast<std::size_t>(peer)];
+  if (local >= 0) {  // others hear of it from their sockets
+    ring(segment_->words(local));
   }
+}
+
+void P2pEngine::ring_own_doorbell() { ring(segment_->words(peers_->rank)); }
+
+std::chrono::milliseconds P2pEngine::arm_sockets(std::chrono::milliseconds limit) {
+  constexpr std::chrono::milliseconds kUnwatched{1};
+  return sockets_ == nullptr || sockets_->arm() ? limit : std::min(limit, kUnwatched);
 }
 
 void P2pEngine::count_background(bool is_counted) {
@@ -115,7 +131,7 @@ void P2pEngine::tell_background() {
     } catch (const std::system_error& error) {
       // What was issued is under way: whoever waits moves the messages.
       log_warning_once("p2p without a thread",
-                       concat("rank ", peers_->rank, ": the system gives no thread (", error.what(),
+                       concat("rank ", rank_, ": the system gives no thread (", error.what(),
                               "); messages move only while somebody waits for one"));
     }
   } else if (!background_watches_) {
@@ -158,6 +174,7 @@ bool P2pEngine::watch() {
   }
   if (background_watches_ && has_work() && helpers_.load(std::memory_order_relaxed) == 0) {
     count_background(true);
+    (void)arm_sockets(kLookAround);
     // seq_cst, after the count and before the rings: a peer that did not see the count has rung
     // before this load, which then sees what it sent. The ring's own acquire alone does not say so.
     (void)segment_->words(peers_->rank).doorbell.load(std::memory_order_seq_cst);
@@ -236,7 +253,7 @@ void P2pEngine::help(FunctionRef<bool()> is_done, const std::function<void()>* c
   WaitPolicy& policy = peers_->is_crowded ? in_crowd : with_a_core;
   RankWords& own = segment_->words(peers_->rank);
   // A message is seen before the doorbell, which is rung after it and whose line travels as well.
-  const bool looks_at_rings = peers_->n_ranks() <= kMostRingsToLookAt;
+  const bool looks_at_rings = local_.size() <= kMostRingsToLookAt;
   Clock::time_point next_check{};
   LingerBudget lingering;
   for (std::uint32_t round = 0;; ++round) {
@@ -251,7 +268,8 @@ void P2pEngine::help(FunctionRef<bool()> is_done, const std::function<void()>* c
     }
     const auto rung = [&] {
       return (looks_at_rings && has_incoming()) ||
-             own.doorbell.load(std::memory_order_acquire) != seen;
+             own.doorbell.load(std::memory_order_acquire) != seen ||
+             (sockets_ && sockets_->has_something());
     };
     if (peers_->is_crowded) {
       tell_core(*segment_, peers_->rank);
@@ -263,7 +281,7 @@ void P2pEngine::help(FunctionRef<bool()> is_done, const std::function<void()>* c
                  return policy.linger(rung, peers_->linger_time, most);
                })) {
       own.doorbell_waiters.fetch_add(1, std::memory_order_seq_cst);
-      sleep_while(own, seen, kLookAround);
+      sleep_while(own, seen, arm_sockets(kLookAround));
       own.doorbell_waiters.fetch_sub(1, std::memory_order_relaxed);
       has_slept = true;
     }
@@ -314,7 +332,10 @@ void P2pEngine::background_loop() {
     }
     const bool is_watching = is_mine && is_busy();
     if (is_watching) {
-      const auto rung = [&] { return own.doorbell.load(std::memory_order_acquire) != seen; };
+      const auto rung = [&] {
+        return own.doorbell.load(std::memory_order_acquire) != seen ||
+               (sockets_ && sockets_->has_something());
+      };
       lock.unlock();
       const bool is_rung =
           policy.spin([&] { return rung() || !is_alone(); }, [this] { return is_core_needed(); });
@@ -325,7 +346,7 @@ void P2pEngine::background_loop() {
     }
     background_watches_ = true;
     count_background(is_watching && is_alone());
-    const auto limit = is_watching || !is_alone() ? kLookAround : kGrace;
+    const auto limit = is_watching ? arm_sockets(kLookAround) : is_alone() ? kGrace : kLookAround;
     lock.unlock();
     sleep_while(own, seen, limit);
     lock.lock();

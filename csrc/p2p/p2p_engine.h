@@ -1,4 +1,5 @@
-// Point-to-point messages between ranks that share memory.
+// Point-to-point messages between the ranks of a group: through memory with those that share it,
+// over connections with the others.
 //
 // Note [Point-to-point]
 // Messages are matched by (source, tag), in the order in which they were sent; they have nothing to
@@ -21,6 +22,13 @@
 // for its own thread: another one takes its place, and it ends when it has come back. A caller that
 // waits counts as none while a callback keeps it, and what has finished behind that callback is
 // anybody's to deliver.
+//
+// Note [Messages between hosts]
+// Rings and connections carry the same frames, so that a receive from any source meets whatever
+// comes first from wherever. A connection takes what the system has room for, so the payload of a
+// large message is sent from where it lies and received where it belongs. How sockets wake who
+// sleeps: Note [Watching sockets] in message_sockets.h. That a rank of another host leaves, or that
+// the group has ended, is told by frames; a connection that ends without is a rank that died.
 #pragma once
 
 #include <atomic>
@@ -30,13 +38,15 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "core/function_ref.h"
 #include "core/wait_context.h"
-#include "shm/p2p_message.h"
+#include "cross/message_sockets.h"
+#include "p2p/p2p_message.h"
 #include "shm/peers.h"
 #include "shm/ring.h"
 #include "shm/shared_store.h"
@@ -44,12 +54,22 @@
 
 namespace horon {
 
+// The ranks of a group that spans hosts, as one of them sees it.
+struct P2pRoster {
+  int rank = 0;
+  std::vector<int> local;          // by rank: its number in the segment; -1: on another host
+  std::vector<int> global_ranks;   // by rank; for messages
+  std::vector<RemotePeer> remote;  // a connection to each rank on another host
+};
+
 // Thread safety: all methods, from any thread.
 // Ownership: make it with std::make_shared; the background thread holds a share.
 class P2pEngine : public std::enable_shared_from_this<P2pEngine> {
  public:
   // Ownership: `segment` and `peers` outlive the engine.
   P2pEngine(Segment* segment, const Peers* peers, std::size_t eager_bytes);
+  // The same where `segment` is shared with some of the ranks, or with none.
+  P2pEngine(Segment* segment, const Peers* peers, std::size_t eager_bytes, P2pRoster roster);
   // Requires close() before, but in a forked child.
   ~P2pEngine();
   P2pEngine(const P2pEngine&) = delete;
@@ -70,18 +90,22 @@ class P2pEngine : public std::enable_shared_from_this<P2pEngine> {
   // help.
   bool watch();
 
+  // Tells everybody that the group has ended; close() is next.
+  void abort(const std::string& reason);
+
   // Lets sends finish until the deadline, fails what is left and ends the thread. Idempotent.
   void close(const Deadline& drain_until, const std::string& reason);
 
  private:
   using Op = std::shared_ptr<P2pOp>;
 
+  // To one peer: a ring, or a socket.
   struct Outgoing {
-    explicit Outgoing(Ring to_peer) : ring(to_peer) {}
-
-    Ring ring;
-    std::deque<Frame> control;  // goes first; never has a payload
-    std::deque<Op> messages;    // eager messages, requests to send and streams, in order
+    std::optional<Ring> ring;
+    MessageSocket* socket = nullptr;
+    std::size_t streamed_bytes = 0;  // of the first message, that the socket is sending
+    std::deque<Frame> control;       // goes first; never has a payload
+    std::deque<Op> messages;         // eager messages, requests to send and streams, in order
   };
 
   // All of these require the lock.
@@ -90,15 +114,30 @@ class P2pEngine : public std::enable_shared_from_this<P2pEngine> {
   // `must_tell`: the peer may wait for the room that there is now, and has not been told.
   bool pump_in(int peer, bool* must_tell);
   bool write_message(Ring& ring, const Op& op, bool* finished);
-  void handle(int source, const Frame& frame, Ring& ring);
+  bool pump_out_socket(Outgoing& out);
+  void put_messages(Outgoing& out);
+  bool pump_sockets();
+  // `Source` gives the payload: a Ring, or bytes that a socket has brought.
+  template <typename Source>
+  void handle(int source, const Frame& frame, Source& payload);
+  template <typename Source>
+  void arrived(int source, const Frame& frame, Source& payload);
   void handle_data(int source, const Frame& frame, Ring& ring);
-  void arrived(int source, const Frame& frame, Ring& ring);
+  void end_part(int source, const Frame& frame);
+  void forget(const Op& op);
+  void say_end(const std::string& reason);
+  void say_goodbye(const Deadline& deadline, std::unique_lock<std::mutex>& lock);
+  class Sink;
   bool match_unexpected(const Op& receive);
   void meet(const Op& receive, UnexpectedMessage message);
   void start_send(const Op& op);
   void finish(const Op& op, std::exception_ptr error = nullptr);
   void fail_all(const std::string& reason);
   void look_around();
+  struct Fates;
+  Fates look_at_peers() const;
+  std::exception_ptr verdict(const P2pOp& op, int peer, const Fates& fates) const;
+  std::string describe(int peer) const;
   bool is_busy() const;
   bool has_work() const { return is_busy() || has_callbacks(); }
   bool is_awaited(int peer) const;
@@ -106,7 +145,9 @@ class P2pEngine : public std::enable_shared_from_this<P2pEngine> {
   // Takes no lock: a hint.
   bool has_incoming() const;
   void ring_doorbell(int peer);
-  void ring_own_doorbell() { ring_doorbell(peers_->rank); }
+  void ring_own_doorbell();
+  // Before a sleep on the own doorbell: how long it may last.
+  std::chrono::milliseconds arm_sockets(std::chrono::milliseconds limit);
 
   // See Note [Who moves messages]. All of these require the lock.
   void tell_background();
@@ -129,13 +170,16 @@ class P2pEngine : public std::enable_shared_from_this<P2pEngine> {
   Segment* const segment_;
   const Peers* const peers_;
   const std::size_t eager_bytes_;
+  const int rank_;
+  const std::vector<int> local_;         // as P2pRoster::local
+  const std::vector<int> global_ranks_;  // as P2pRoster::global_ranks
 
   std::mutex mutex_;
   // Guarded by mutex_:
   std::condition_variable became_busy_;
   std::condition_variable sends_drained_;
   std::vector<Outgoing> outgoing_;                       // by peer
-  std::vector<Ring> incoming_;                           // by peer
+  std::vector<std::optional<Ring>> incoming_;            // by peer
   std::map<std::uint64_t, Op> sends_;                    // not yet done, by id
   std::list<Op> receives_;                               // posted, not yet met, in order
   std::map<std::pair<int, std::uint64_t>, Op> streams_;  // receives being filled, by (source, id)
@@ -149,6 +193,8 @@ class P2pEngine : public std::enable_shared_from_this<P2pEngine> {
   bool background_watches_ = false;  // is asleep on the doorbell, or about to be
   bool background_counts_ = false;   // as one of the doorbell's waiters
   std::string closed_;               // not empty: why nothing can be started
+  bool has_news_ = false;            // of peers, from sockets: look_around() is due
+  bool has_said_end_ = false;        // to peers on other hosts
   bool stop_thread_ = false;
   std::thread background_;
   std::list<std::thread> replaced_;          // were background_; end when they have come back
@@ -157,6 +203,8 @@ class P2pEngine : public std::enable_shared_from_this<P2pEngine> {
   // Callers inside help_until(), but not in a callback. The background thread looks at it without
   // the lock while it spins.
   std::atomic<int> helpers_{0};
+
+  std::unique_ptr<MessageSockets> sockets_;  // null: all ranks share memory
 };
 
 }  // namespace horon

@@ -4,33 +4,52 @@
 
 #include "core/error.h"
 #include "core/rank_list.h"
-#include "shm/p2p_engine.h"
+#include "p2p/p2p_engine.h"
 
 namespace horon {
 namespace {
 
 constexpr std::chrono::seconds kBufferedAfter{1};
 
-enum class Fate { kHere, kLeft, kDied };
+}  // namespace
 
 // What has become of the ranks.
-struct Fates {
+struct P2pEngine::Fates {
+  enum class Fate { kHere, kLeft, kDied };
+
   std::vector<Fate> of;  // by rank
   std::string died;      // who, for messages
   bool is_alone = true;  // nobody else is here
 };
 
-Fates look_at_peers(const Segment& segment, const Peers& peers) {
+std::string P2pEngine::describe(int peer) const {
+  const auto index = static_cast<std::size_t>(peer);
+  return local_[index] >= 0 ? peers_->describe(local_[index])
+                            : outgoing_[index].socket->description();
+}
+
+P2pEngine::Fates P2pEngine::look_at_peers() const {
+  using Fate = Fates::Fate;
+  const auto fate_of = [&](std::size_t peer) {
+    if (const MessageSocket* socket = outgoing_[peer].socket; socket != nullptr) {
+      return socket->state() == MessageSocket::State::kOpen   ? Fate::kHere
+             : socket->state() == MessageSocket::State::kLeft ? Fate::kLeft
+                                                              : Fate::kDied;
+    }
+    const int local = local_[peer];
+    if (segment_->words(local).departed.load(std::memory_order_acquire) != 0) {
+      return Fate::kLeft;
+    }
+    const auto index = static_cast<std::size_t>(local);
+    return has_ended(peers_->peers[index].liveness_fd.get()) ? Fate::kDied : Fate::kHere;
+  };
   Fates fates;
-  fates.of.resize(peers.peers.size(), Fate::kHere);
-  for (int peer = 0; peer < peers.n_ranks(); ++peer) {
-    const auto index = static_cast<std::size_t>(peer);
-    if (segment.words(peer).departed.load(std::memory_order_acquire) != 0) {
-      fates.of[index] = Fate::kLeft;
-    } else if (has_ended(peers.peers[index].liveness_fd.get())) {
-      fates.of[index] = Fate::kDied;
-      fates.died += (fates.died.empty() ? "" : ", ") + peers.describe(peer);
-    } else if (peer != peers.rank) {
+  for (std::size_t peer = 0; peer < local_.size(); ++peer) {
+    const int rank = static_cast<int>(peer);
+    fates.of.push_back(fate_of(peer));
+    if (fates.of.back() == Fate::kDied) {
+      fates.died += (fates.died.empty() ? "" : ", ") + describe(rank);
+    } else if (fates.of.back() == Fate::kHere && rank != rank_) {
       fates.is_alone = false;
     }
   }
@@ -38,7 +57,8 @@ Fates look_at_peers(const Segment& segment, const Peers& peers) {
 }
 
 // Why an operation that needs `peer` can not go on; null when it can.
-std::exception_ptr verdict(const P2pOp& op, int peer, const Fates& fates, const Peers& peers) {
+std::exception_ptr P2pEngine::verdict(const P2pOp& op, int peer, const Fates& fates) const {
+  using Fate = Fates::Fate;
   std::string lost;
   if (peer == kAnySource) {
     if (!fates.died.empty()) {
@@ -47,37 +67,35 @@ std::exception_ptr verdict(const P2pOp& op, int peer, const Fates& fates, const 
       lost = "all other ranks left the group";
     }
   } else if (const Fate fate = fates.of[static_cast<std::size_t>(peer)]; fate != Fate::kHere) {
-    lost = concat(peers.describe(peer), fate == Fate::kLeft ? " left the group" : " died");
+    lost = concat(describe(peer), fate == Fate::kLeft ? " left the group" : " died");
   }
   if (!lost.empty()) {
     return std::make_exception_ptr(PeerLostError(concat(op.describe(), ": ", lost, ".")));
   }
   if (op.deadline.has_passed()) {
-    const std::string whom =
-        peer == kAnySource ? "any rank" : name_ranks({peer}, peers.global_ranks);
+    const std::string whom = peer == kAnySource ? "any rank" : name_ranks({peer}, global_ranks_);
     return std::make_exception_ptr(TimeoutError(concat(
         op.describe(), ": Timed out waiting ", op.deadline.timeout().count(), "ms for ", whom)));
   }
   return nullptr;
 }
 
-}  // namespace
-
 void P2pEngine::look_around() {
   if (segment_->is_poisoned()) {
     fail_all(segment_->poison_text());
     closed_ = segment_->poison_text();
+    say_end(closed_);
     return;
   }
-  const Fates fates = look_at_peers(*segment_, *peers_);
+  const Fates fates = look_at_peers();
   pump();  // what they sent before they went still counts
 
   std::string poison;
   const auto judge = [&](const Op& op, int peer) {
-    const std::exception_ptr error = verdict(*op, peer, fates, *peers_);
+    const std::exception_ptr error = verdict(*op, peer, fates);
     if (error) {
       if (op->deadline.has_passed()) {
-        poison = concat("rank ", peers_->rank, ": ", op->describe(), " timed out");
+        poison = concat("rank ", rank_, ": ", op->describe(), " timed out");
       }
       finish(op, error);
     }
@@ -90,8 +108,7 @@ void P2pEngine::look_around() {
     if (is_buffered && Clock::now() - op->buffered_at >= kBufferedAfter) {
       finish(op);
     } else if (judge(op, op->peer)) {
-      auto& queue = outgoing_[static_cast<std::size_t>(op->peer)].messages;
-      queue.erase(std::remove(queue.begin(), queue.end(), op), queue.end());
+      forget(op);
     }
   }
   receives_.remove_if([&](const Op& op) { return judge(op, op->peer); });
@@ -102,12 +119,13 @@ void P2pEngine::look_around() {
   }
   // Messages to the dead are never read.
   for (std::size_t peer = 0; peer < fates.of.size(); ++peer) {
-    if (fates.of[peer] != Fate::kHere) {
+    if (fates.of[peer] != Fates::Fate::kHere) {
       outgoing_[peer].control.clear();
     }
   }
   if (!poison.empty()) {
     segment_->poison(0, poison);
+    say_end(poison);
   }
 }
 
