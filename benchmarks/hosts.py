@@ -3,7 +3,7 @@
     torchrun --standalone --nproc-per-node 4 benchmarks/hosts.py --per-host 2
 
 On one machine: HORON_HOST_ID makes each `--per-host` ranks count as a host, and loopback is the network, which is as
-fast as memory. `flat` is horon without shared memory within hosts, `carrier` horon with Gloo in the place of its own
+fast as memory. `send_recv` is a message from each rank of the first half to one of the other and one back. `flat` is horon without shared memory within hosts, `carrier` horon with Gloo in the place of its own
 connections. Contenders take turns in blocks of calls; a sample is the slowest rank's time for a call of a block.
 """
 
@@ -29,6 +29,20 @@ kSettings: dict[str, dict[str, str]] = {
 kBlockBytes = 64 << 20
 """That a block of calls brings, at most."""
 
+
+
+def _to_and_fro(tensor: torch.Tensor, group: dist.ProcessGroup) -> None:
+    """Between the halves of the ranks: a message, and one back."""
+    half = group.size() // 2
+    rank = group.rank()
+    if rank < half:
+        dist.send(tensor, rank + half, group=group)
+        dist.recv(tensor, rank + half, group=group)
+    elif rank < 2 * half:
+        dist.recv(tensor, rank - half, group=group)
+        dist.send(tensor, rank - half, group=group)
+
+
 Call = Callable[[torch.Tensor, torch.Tensor, dist.ProcessGroup], object]
 kCalls: dict[str, Call] = {
     "all_reduce": lambda tensor, _, group: dist.all_reduce(tensor, group=group),
@@ -36,6 +50,7 @@ kCalls: dict[str, Call] = {
     "all_gather": lambda tensor, whole, group: dist.all_gather_into_tensor(whole, tensor, group=group),
     "reduce_scatter": lambda tensor, whole, group: dist.reduce_scatter_tensor(tensor, whole, group=group),
     "all_to_all": lambda tensor, whole, group: dist.all_to_all_single(whole, whole.clone(), group=group),
+    "send_recv": lambda tensor, _, group: _to_and_fro(tensor, group),
     "barrier": lambda tensor, _, group: dist.barrier(group=group),
 }
 _WITH_WHOLE = ("all_gather", "reduce_scatter", "all_to_all")

@@ -29,7 +29,8 @@ MessageSocket::MessageSocket(RemotePeer peer) : peer_(std::move(peer)), guard_(p
 }
 
 void MessageSocket::put(const Frame& frame, const std::byte* payload) {
-  if (state_ != State::kOpen) {
+  if (state_ != State::kOpen || is_broken_) {
+    is_broken_ = true;
     return;  // nobody reads it
   }
   if (out_done_ == out_.size()) {
@@ -45,7 +46,7 @@ void MessageSocket::put(const Frame& frame, const std::byte* payload) {
 
 void MessageSocket::put_stream(const Frame& frame, const std::byte* payload) {
   put(frame);
-  if (state_ == State::kOpen) {
+  if (!is_broken_) {
     stream_ = payload;
     stream_bytes_ = frame.payload_bytes;
   }
@@ -71,9 +72,7 @@ bool MessageSocket::flush() {
     const ssize_t result = ::sendmsg(fd(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
     if (result < 0) {
       if (!would_block()) {
-        // What it has said before it went may still be there to be read: receive() finds the end.
-        out_done_ = out_.size();
-        stream_bytes_ = 0;
+        drop_unsent();  // receive() finds the end, after what there is to be read
       }
       return has_moved;
     }
@@ -196,6 +195,11 @@ void MessageSocket::make_room(std::size_t bytes) {
 void MessageSocket::lose(const std::string& why) {
   state_ = State::kLost;
   why_lost_ = why;
+  drop_unsent();
+}
+
+void MessageSocket::drop_unsent() {
+  is_broken_ = is_broken_ || !is_flushed();
   out_done_ = out_.size();
   stream_bytes_ = 0;
 }

@@ -48,8 +48,10 @@ class MessageSocket {
   void put_stream(const Frame& frame, const std::byte* payload);
   // Whether something moved.
   bool flush();
-  // All that was put is with the system; also where the peer is gone.
+  // Nothing is left to send: it is with the system, or dropped as is_broken() says.
   bool is_flushed() const { return out_done_ == out_.size() && stream_bytes_ == 0; }
+  // Something could not be sent. What has come before may still be received.
+  bool is_broken() const { return is_broken_; }
   // The payload of put_stream() is about to go away. The connection ends if it was not wholly sent:
   // the peer could not tell where the next frame begins.
   void drop_stream();
@@ -63,11 +65,13 @@ class MessageSocket {
   void parse(MessageSink& sink);
   void make_room(std::size_t bytes);
   void lose(const std::string& why);
+  void drop_unsent();
 
   RemotePeer peer_;
   const ClosedInChild guard_;
   State state_ = State::kOpen;
   bool said_goodbye_ = false;
+  bool is_broken_ = false;
   std::string why_lost_;
   // To be sent: bytes, then a stream.
   std::vector<std::byte> out_;

@@ -196,25 +196,32 @@ bool P2pEngine::pump_sockets() {
 }
 
 bool P2pEngine::pump_out_socket(Outgoing& out) {
+  MessageSocket& socket = *out.socket;
   bool moved = false;
-  while (!out.control.empty() || !out.messages.empty() || !out.socket->is_flushed()) {
-    if (out.socket->is_flushed()) {
+  while (!out.control.empty() || !out.messages.empty() || !socket.is_flushed()) {
+    if (socket.is_flushed() && !socket.is_broken()) {
+      end_streamed(out);
       put_messages(out);
     }
-    moved = sockets_->flush(*out.socket) || moved;
-    if (!out.socket->is_flushed()) {
+    moved = sockets_->flush(socket) || moved;
+    if (!socket.is_flushed() || socket.is_broken()) {
       break;
-    }
-    if (out.streamed_bytes > 0) {  // all of this part is with the system
-      const Op op = out.messages.front();
-      op->transferred += std::exchange(out.streamed_bytes, 0);
-      if (op->transferred == op->bytes) {
-        out.messages.pop_front();
-        finish(op);
-      }
     }
   }
   return moved;
+}
+
+// What was streamed, if anything was, is with the system.
+void P2pEngine::end_streamed(Outgoing& out) {
+  if (out.streamed_bytes == 0) {
+    return;
+  }
+  const Op op = out.messages.front();
+  op->transferred += std::exchange(out.streamed_bytes, 0);
+  if (op->transferred == op->bytes) {
+    out.messages.pop_front();
+    finish(op);
+  }
 }
 
 // Gives the socket what it may send in one go. Requires that it is flushed and nothing is streamed.

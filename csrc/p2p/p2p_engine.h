@@ -115,6 +115,7 @@ class P2pEngine : public std::enable_shared_from_this<P2pEngine> {
   bool pump_in(int peer, bool* must_tell);
   bool write_message(Ring& ring, const Op& op, bool* finished);
   bool pump_out_socket(Outgoing& out);
+  void end_streamed(Outgoing& out);
   void put_messages(Outgoing& out);
   bool pump_sockets();
   // `Source` gives the payload: a Ring, or bytes that a socket has brought.
