@@ -7,8 +7,8 @@
 #include <random>
 #include <vector>
 
-#include "rank_threads.h"
 #include "p2p/p2p_engine.h"
+#include "rank_threads.h"
 
 namespace horon::testing {
 
@@ -100,6 +100,10 @@ class Endpoint {
   Endpoint(const LocalGroup& group, int rank)
       : engine_(std::make_shared<P2pEngine>(group.segment(rank), group.peers(rank),
                                             small_options().eager_bytes)) {}
+  // Of a group that spans hosts: `group` is this rank's host.
+  Endpoint(const LocalGroup& group, int index, P2pRoster roster)
+      : engine_(std::make_shared<P2pEngine>(group.segment(index), group.peers(index),
+                                            small_options().eager_bytes, std::move(roster))) {}
   ~Endpoint() { engine_->close(Deadline::after(std::chrono::milliseconds(0)), "the test is over"); }
   Endpoint(const Endpoint&) = delete;
   Endpoint& operator=(const Endpoint&) = delete;
