@@ -3,8 +3,9 @@
     torchrun --standalone --nproc-per-node 4 benchmarks/hosts.py --per-host 2
 
 On one machine: HORON_HOST_ID makes each `--per-host` ranks count as a host, and loopback is the network, which is as
-fast as memory. `send_recv` is a message from each rank of the first half to one of the other and one back. `flat` is horon without shared memory within hosts, `carrier` horon with Gloo in the place of its own
-connections. Contenders take turns in blocks of calls; a sample is the slowest rank's time for a call of a block.
+fast as memory. `flat` is horon without shared memory within hosts, `carrier` horon with Gloo in the place of its own
+connections. `send_recv` is a message from each rank of the first half to one of the other, and one back. Contenders
+take turns in blocks of calls; a sample is the slowest rank's time for a call of a block.
 """
 
 from __future__ import annotations
@@ -28,7 +29,6 @@ kSettings: dict[str, dict[str, str]] = {
 }
 kBlockBytes = 64 << 20
 """That a block of calls brings, at most."""
-
 
 
 def _to_and_fro(tensor: torch.Tensor, group: dist.ProcessGroup) -> None:

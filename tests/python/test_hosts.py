@@ -1,22 +1,17 @@
-"""Groups whose ranks do not all share memory: Gloo carries the bytes, the arithmetic and the errors stay ours.
-
-HORON_HOST_ID makes ranks of one machine count as different hosts.
-"""
+"""Collectives of groups whose ranks do not all share memory."""
 
 from __future__ import annotations
 
 import os
 import signal
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from datetime import timedelta
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
 from harness import assert_clean_exits, expect_error, on_gloo, run_fresh_processes, run_ranks
+from host_groups import group_over_hosts
 from operations import KINDS, start
 
 pytestmark = pytest.mark.skipif(on_gloo(), reason="gloo: is what carries them")
@@ -25,32 +20,8 @@ LAYOUTS = [[0, 1], [0, 0, 1], [0, 1, 2]]
 """Host of each rank."""
 
 
-@contextmanager
-def _group_over_hosts(
-    rank: int, hosts: list[int], path: str, timeout_s: float = 30, expected: str = ""
-) -> Iterator[None]:
-    os.environ["HORON_HOST_ID"] = f"host{hosts[rank]}"
-    try:
-        dist.init_process_group(
-            "horon",
-            init_method=f"file://{path}",
-            rank=rank,
-            world_size=len(hosts),
-            timeout=timedelta(seconds=timeout_s),
-        )
-        backend = dist.group.WORLD._get_backend(torch.device("cpu"))
-        assert not backend.is_shared
-        carrier = os.environ.get("HORON_CARRIER", "tcp")
-        is_flat = len(set(hosts)) == len(hosts) or os.environ.get("HORON_HIERARCHICAL") == "off"
-        assert backend.transport == (expected or (carrier if is_flat else f"hosts, {carrier}"))
-        yield
-        dist.destroy_process_group()
-    finally:
-        del os.environ["HORON_HOST_ID"]
-
-
 def _sparse(rank: int, world_size: int, hosts: list[int], path: str) -> None:
-    with _group_over_hosts(rank, hosts, path):
+    with group_over_hosts(rank, hosts, path):
         for nnz in (0, rank, 5, 20_000):
             tensor = torch.sparse_coo_tensor(torch.arange(nnz)[None] % 1000, torch.ones(nnz, 3), (1000, 3))
             summed = tensor.to_dense()
@@ -67,7 +38,7 @@ def test_sparse_tensors(hosts: list[int], tmp_path: Path) -> None:
 
 
 def _every_kind(rank: int, world_size: int, hosts: list[int], path: str) -> None:
-    with _group_over_hosts(rank, hosts, path):
+    with group_over_hosts(rank, hosts, path):
         for count in (0, 1, 1000, 1_500_000):
             for kind in KINDS:
                 work, outputs, values = start(kind, rank, world_size, count)
@@ -91,7 +62,7 @@ def _no_interface(rank: int, world_size: int, hosts: list[int], path: str, witho
         os.environ["HORON_IFACE"] = "nowhere0"
     # The last one is the coordinator of nobody, so that its interfaces do not count.
     expected = "hosts, gloo" if without < 2 else "hosts, tcp"
-    with _group_over_hosts(rank, hosts, path, expected=expected):
+    with group_over_hosts(rank, hosts, path, expected=expected):
         for count in (3, 300_000):
             total = torch.full((count,), float(rank))
             dist.all_reduce(total)
@@ -109,7 +80,7 @@ def test_gloo_carries_what_a_rank_can_not_connect_for(without: int, tmp_path: Pa
 
 
 def _arithmetic(rank: int, world_size: int, hosts: list[int], path: str) -> None:
-    with _group_over_hosts(rank, hosts, path):
+    with group_over_hosts(rank, hosts, path):
         flags = torch.tensor([rank == 0, True, False])
         dist.all_reduce(flags)
         assert flags.dtype == torch.bool and flags.tolist() == [True, True, False]
@@ -131,40 +102,8 @@ def test_arithmetic_and_identical_bits(tmp_path: Path) -> None:
     run_ranks(_arithmetic, 3, [0, 0, 1], str(tmp_path / "store"), init=False)
 
 
-def _messages(rank: int, world_size: int, hosts: list[int], path: str) -> None:
-    with _group_over_hosts(rank, hosts, path):
-        peer = 1 - rank
-        for count in (0, 1, 300_000):
-            got = torch.empty(count)
-            operations = [
-                dist.P2POp(dist.irecv, got, peer, tag=3),
-                dist.P2POp(dist.isend, torch.full((count,), float(rank)), peer, tag=3),
-            ]
-            for work in dist.batch_isend_irecv(operations):
-                work.wait()
-            assert (got == peer).all()
-        for count in (7, 0):
-            if rank == 0:
-                dist.send(torch.ones(count), 1)
-            else:
-                got = torch.zeros(count)
-                assert dist.recv(got) == 0 and (got == 1).all()
-        # What is not contiguous goes as it does within a host.
-        table = torch.arange(12.0).reshape(3, 4)
-        if rank == 0:
-            dist.send(table.t(), 1)
-        else:
-            whole = torch.zeros(4, 6)
-            dist.recv(whole[:, ::2], 0)
-            assert torch.equal(whole[:, ::2], table.t()) and (whole[:, 1::2] == 0).all()
-
-
-def test_messages(tmp_path: Path) -> None:
-    run_ranks(_messages, 2, [0, 1], str(tmp_path / "store"), init=False)
-
-
 def _disagreement(rank: int, world_size: int, hosts: list[int], path: str) -> None:
-    with _group_over_hosts(rank, hosts, path):
+    with group_over_hosts(rank, hosts, path):
         for _ in range(3):
             expect_error(lambda: dist.all_reduce(torch.ones(3 + rank)), "rank 0", "rank 1")
             if rank == 0:
@@ -217,7 +156,7 @@ def _gloo_fails_on_one(rank: int, world_size: int, path: str) -> None:
         raise RuntimeError("no descriptors are left")
 
     def join() -> None:
-        with _group_over_hosts(rank, [0, 1, 1], path, timeout_s=50):
+        with group_over_hosts(rank, [0, 1, 1], path, timeout_s=50):
             total = torch.ones(3)
             dist.all_reduce(total)
             assert (total == world_size).all()

@@ -15,6 +15,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from harness import TORCH_VERSION, assert_clean_exits, expect_error, on_gloo, run_fresh_processes
+from host_groups import join
 
 pytestmark = pytest.mark.skipif(on_gloo(), reason="gloo: says which socket was closed")
 
@@ -25,14 +26,7 @@ DEATH_S = 10.0
 
 
 def _join(rank: int, path: str, timeout_s: float = 60) -> None:
-    os.environ["HORON_HOST_ID"] = f"host{HOSTS[rank]}"
-    dist.init_process_group(
-        "horon",
-        init_method=f"file://{path}",
-        rank=rank,
-        world_size=len(HOSTS),
-        timeout=timedelta(seconds=timeout_s),
-    )
+    join(rank, HOSTS, path, timeout_s)
     total = torch.ones(5)
     dist.all_reduce(total)
     assert (total == len(HOSTS)).all()
