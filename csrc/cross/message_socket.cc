@@ -1,5 +1,7 @@
 #include "cross/message_socket.h"
 
+#include <linux/sockios.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
 
@@ -86,11 +88,15 @@ bool MessageSocket::flush() {
   return has_moved;
 }
 
-void MessageSocket::drop_stream() {
-  if (stream_bytes_ > 0) {
-    lose("a message to it was given up half-way");
-    ::shutdown(fd(), SHUT_RDWR);
-  }
+void MessageSocket::keep_stream() {
+  out_.insert(out_.end(), stream_, stream_ + stream_bytes_);
+  stream_bytes_ = 0;
+}
+
+bool MessageSocket::is_delivered() const {
+  int unacknowledged = 0;
+  return state_ != State::kOpen || is_broken_ ||
+         (is_flushed() && (::ioctl(fd(), SIOCOUTQ, &unacknowledged) != 0 || unacknowledged == 0));
 }
 
 void MessageSocket::shut() { ::shutdown(fd(), SHUT_WR); }

@@ -44,7 +44,7 @@ class MessageSocket {
 
   // Sending, in the order of the calls; flush() does it. Payloads are copied.
   void put(const Frame& frame, const std::byte* payload = nullptr);
-  // `payload` must stay until is_flushed(), or drop_stream(). Requires is_flushed().
+  // `payload` must stay until is_flushed(), or keep_stream(). Requires is_flushed().
   void put_stream(const Frame& frame, const std::byte* payload);
   // Whether something moved.
   bool flush();
@@ -52,9 +52,12 @@ class MessageSocket {
   bool is_flushed() const { return out_done_ == out_.size() && stream_bytes_ == 0; }
   // Something could not be sent. What has come before may still be received.
   bool is_broken() const { return is_broken_; }
-  // The payload of put_stream() is about to go away. The connection ends if it was not wholly sent:
-  // the peer could not tell where the next frame begins.
-  void drop_stream();
+  // The payload of put_stream() is about to go away: what was not sent of it is copied, since the
+  // peer could not tell otherwise where the next frame begins.
+  void keep_stream();
+  // Whether the peer's system has all that was sent. Before that, to close the connection while
+  // something was not received from it may lose what is on its way.
+  bool is_delivered() const;
   // Sends nothing more; what was sent still arrives.
   void shut();
 

@@ -109,6 +109,12 @@ bool MessageSockets::is_flushed() const {
                      [](const auto& socket) { return socket == nullptr || socket->is_flushed(); });
 }
 
+bool MessageSockets::is_delivered() const {
+  return std::all_of(by_rank_.begin(), by_rank_.end(), [](const auto& socket) {
+    return socket == nullptr || socket->is_delivered();
+  });
+}
+
 void MessageSockets::put(const Frame& frame, const std::byte* payload) {
   for (const auto& socket : by_rank_) {
     if (socket) {

@@ -42,6 +42,7 @@ class MessageSockets {
   // Sends what was put. Whether something moved.
   bool flush(MessageSocket& socket);
   bool is_flushed() const;
+  bool is_delivered() const;
   // Every one.
   void put(const Frame& frame, const std::byte* payload = nullptr);
   void shut();

@@ -508,7 +508,7 @@ void P2pEngine::fail_all(const std::string& reason) {
 void P2pEngine::forget(const Op& op) {
   Outgoing& out = outgoing_[static_cast<std::size_t>(op->peer)];
   if (out.streamed_bytes > 0 && out.messages.front() == op) {
-    out.socket->drop_stream();
+    out.socket->keep_stream();
     out.streamed_bytes = 0;
   }
   out.messages.erase(std::remove(out.messages.begin(), out.messages.end(), op), out.messages.end());
@@ -544,7 +544,7 @@ void P2pEngine::say_goodbye(const Deadline& deadline, std::unique_lock<std::mute
     frame.type = FrameType::kGoodbye;
     sockets_->put(frame);
   }
-  while (pump_sockets() || (!sockets_->is_flushed() && !deadline.has_passed())) {
+  for (pump_sockets(); !sockets_->is_delivered() && !deadline.has_passed(); pump_sockets()) {
     lock.unlock();
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
     lock.lock();

@@ -55,6 +55,11 @@ class Hosts {
 
   int n_ranks() const { return n_ranks_; }
   Endpoint& operator[](int rank) { return *endpoints_[static_cast<std::size_t>(rank)]; }
+  // Closes the engine, and its connections with it.
+  void leave(int rank) {
+    endpoints_[static_cast<std::size_t>(rank)]->engine().close(patient(), "it leaves");
+    endpoints_[static_cast<std::size_t>(rank)].reset();
+  }
   // As the system does for a process that dies.
   void cut(int rank) {
     for (const Socket& socket : sockets_) {
@@ -272,6 +277,24 @@ TEST_CASE("p2p hosts: a rank that leaves is told from one that dies") {
     REQUIRE(contains(text, "rank 2 (pid "));
     REQUIRE(contains(text, "left the group"));
   }
+  SECTION("leaves with messages that it has not received") {
+    constexpr int kMessages = 40;
+    const auto to_it = hosts[0].send(2, 7, message(1, 50000));
+    std::vector<std::unique_ptr<Pending>> sends;
+    for (unsigned i = 0; i < kMessages; ++i) {
+      sends.push_back(hosts[2].send(0, 0, message(i, 60000)));
+    }
+    std::thread leaving([&] { hosts.leave(2); });
+    for (unsigned i = 0; i < kMessages; ++i) {
+      const auto received = hosts[0].receive(2, 0, 60000);
+      CHECK_NOTHROW(received->finish());
+      CHECK(received->data() == message(i, 60000));
+    }
+    leaving.join();
+    for (const auto& sent : sends) {
+      CHECK_NOTHROW(sent->finish());
+    }
+  }
   SECTION("dies") {
     const auto from_it = hosts[0].receive(2, 0, 8);
     const auto from_any = hosts[0].receive(kAnySource, 1, 8);
@@ -364,4 +387,22 @@ TEST_CASE("p2p hosts: parts for a receive that has failed are dropped, and the n
   }
   REQUIRE(sink.n_parts == 1);
   REQUIRE(sink.eager == small);
+  SECTION("also where the sender has given it up half-way") {
+    sink.eager.clear();
+    auto given_up = std::make_unique<Bytes>(message(3, 20 << 20));
+    part.payload_bytes = given_up->size();
+    from->put_stream(part, given_up->data());
+    while (from->flush()) {
+    }
+    REQUIRE_FALSE(from->is_flushed());
+    from->keep_stream();
+    given_up.reset();
+    from->put(eager, small.data());
+    while (sink.eager.empty()) {
+      from->flush();
+      to->receive(sink);
+    }
+    REQUIRE(sink.n_parts == 2);
+    REQUIRE(sink.eager == small);
+  }
 }
