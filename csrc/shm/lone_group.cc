@@ -10,7 +10,6 @@ std::shared_ptr<SharedGroup> lone_group(const Options& options, const Whereabout
   Options small = options;
   small.buffer_bytes = 0;  // as little as there can be: no collective passes through it
   const SegmentLayout layout(1, small);
-  const UniqueFd file = create_shared_file(layout.total_bytes(), 0);
   Peers peers;
   Peer own;
   own.pid = ::getpid();
@@ -20,7 +19,7 @@ std::shared_ptr<SharedGroup> lone_group(const Options& options, const Whereabout
   peers.linger_time =
       peers.is_crowded ? std::chrono::microseconds(0) : linger_time_from_environment();
   return std::make_shared<SharedGroup>(SharedGroup{
-      Segment(Mapping(file.get(), layout.total_bytes()), layout), std::move(peers), GroupArenas()});
+      Segment(Mapping::own_memory(layout.total_bytes()), layout), std::move(peers), GroupArenas()});
 }
 
 }  // namespace horon

@@ -1,5 +1,5 @@
-// The memory of a rank that shares none with others of its group: what waits for words in it waits
-// as within a host.
+// What takes the place of shared memory for a rank that shares none with others of its group: what
+// waits for words in it waits as within a host.
 #pragma once
 
 #include <memory>

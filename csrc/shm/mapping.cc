@@ -44,6 +44,16 @@ Mapping::Mapping(int fd, std::size_t bytes, Pages pages) : bytes_(bytes) {
   data_ = static_cast<std::byte*>(address);
 }
 
+Mapping Mapping::own_memory(std::size_t bytes) {
+  void* address = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
+                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  HORON_CHECK(address != MAP_FAILED, system_error_text("mmap", errno), " (", bytes, " bytes)");
+  Mapping mapping;
+  mapping.data_ = static_cast<std::byte*>(address);
+  mapping.bytes_ = bytes;
+  return mapping;
+}
+
 Mapping::~Mapping() {
   if (data_ != nullptr) {
     ::munmap(data_, bytes_);

@@ -7,7 +7,7 @@
 
 namespace horon {
 
-// A shared mapping of a whole file. Move-only; unmaps when destroyed.
+// A shared mapping of a whole file, or memory like it. Move-only; unmaps when destroyed.
 class Mapping {
  public:
   // kLater: mapped without asking whether the system has that much; the file is sparse.
@@ -16,6 +16,8 @@ class Mapping {
   Mapping() = default;
   // Maps `bytes` of `fd`. Throws Error.
   Mapping(int fd, std::size_t bytes, Pages pages = Pages::kNow);
+  // As much memory of this process alone. Throws Error.
+  static Mapping own_memory(std::size_t bytes);
   ~Mapping();
   Mapping(Mapping&& other) noexcept;
   Mapping& operator=(Mapping&& other) noexcept;

@@ -6,6 +6,7 @@ import os
 import random
 import signal
 import threading
+import time
 from datetime import timedelta
 from pathlib import Path
 
@@ -67,11 +68,11 @@ def _from_any_source(rank: int, world_size: int, hosts: list[int], path: str) ->
                 got = torch.empty(count)
                 sources = []
                 for _ in range(world_size - 1):
-                    sources.append(dist.recv(got))
+                    sources.append(dist.recv(got, tag=count))
                     assert (got == sources[-1]).all()
                 assert sorted(sources) == list(range(1, world_size))
             else:
-                dist.send(torch.full((count,), float(rank)), 0)
+                dist.send(torch.full((count,), float(rank)), 0, tag=count)
 
 
 @pytest.mark.parametrize("hosts", [[0, 0, 1], [0, 1, 1, 0]])
@@ -222,13 +223,15 @@ def test_what_a_rank_sent_before_it_left_arrives(tmp_path: Path) -> None:
 
 def _timeout(rank: int, world_size: int, path: str) -> None:
     join(rank, [0, 1, 1], path)
+    group = dist.new_group(timeout=timedelta(seconds=3))
     dist.barrier()
     if rank == 0:
-        dist.distributed_c10d._set_pg_timeout(timedelta(seconds=1), dist.group.WORLD)
-        expect_error(lambda: dist.recv(torch.ones(3), 1), "DistBackendError", "1000ms for rank 1", within_s=10)
+        expect_error(lambda: dist.recv(torch.ones(3), 1, group), "DistBackendError", "3000ms for rank 1", within_s=10)
     else:
-        # Nobody sends it anything: it hears why the group has ended.
-        expect_error(lambda: dist.recv(torch.ones(3), 3 - rank), "rank 0: recv of 12 bytes from rank 1", within_s=10)
+        # Nobody sends it anything: it hears why the group has ended, before its own time is over.
+        time.sleep(1.5)
+        source = 3 - rank
+        expect_error(lambda: dist.recv(torch.ones(3), source, group), "rank 0: recv of 12 bytes from rank 1")
     dist.destroy_process_group()
 
 
