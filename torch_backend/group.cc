@@ -96,14 +96,22 @@ CrossParts make_cross_transport(const c10::intrusive_ptr<c10d::Store>& store,
                                       whereabouts, *all, make_column, look_around);
   CrossParts parts;
   parts.description = concat(hosts.collectives ? "hosts, " : "", is_own ? "tcp" : "gloo");
-  if (is_own) {
+  auto transport = std::make_unique<CrossTransport>(std::move(all), identity.rank, identity.n_ranks,
+                                                    std::move(hosts.collectives));
+  if (is_own) {  // messages and collectives are over together, as where ranks share memory
     parts.on_host = hosts.own ? hosts.own : lone_group(options, whereabouts);
-    parts.p2p = std::make_shared<P2pEngine>(
-        &parts.on_host->segment, &parts.on_host->peers, options.fitting_eager_bytes(),
-        make_roster(identity, hosts.own ? &hosts.layout : nullptr, std::move(for_messages)));
+    P2pRoster roster =
+        make_roster(identity, hosts.own ? &hosts.layout : nullptr, std::move(for_messages));
+    roster.on_end = [to = transport.get()](const std::string& reason) { to->abort(reason); };
+    parts.p2p = std::make_shared<P2pEngine>(&parts.on_host->segment, &parts.on_host->peers,
+                                            options.fitting_eager_bytes(), std::move(roster));
+    transport->set_on_end([to = std::weak_ptr<P2pEngine>(parts.p2p)](const std::string& reason) {
+      if (const auto engine = to.lock()) {
+        engine->abort(reason);
+      }
+    });
   }
-  parts.transport = std::make_unique<CrossTransport>(
-      std::move(all), identity.rank, identity.n_ranks, std::move(hosts.collectives));
+  parts.transport = std::move(transport);
   return parts;
 }
 

@@ -40,6 +40,9 @@ CrossTransport::CrossTransport(std::shared_ptr<ByteTransport> bytes, int rank, i
 void CrossTransport::end(const std::string& reason) {
   ended_ = reason;
   abort(reason);
+  if (on_end_) {
+    on_end_(reason);
+  }
 }
 
 void CrossTransport::run(const Request& request, const WaitContext& context) {

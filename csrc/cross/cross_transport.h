@@ -6,8 +6,10 @@
 // much, where its ranks share memory (host_collectives.h). Pieces bound the memory.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/header.h"
@@ -27,6 +29,10 @@ class CrossTransport final : public Transport {
   void run(const Request& request, const WaitContext& context) override;
   void abort(const std::string& reason) override;
   void depart() override;
+  // Called with the reason when an operation has ended the group. Call before the first operation.
+  void set_on_end(std::function<void(const std::string& reason)> on_end) {
+    on_end_ = std::move(on_end);
+  }
 
  private:
   void run_steps(const Request& request, const WaitContext& context);
@@ -48,7 +54,8 @@ class CrossTransport final : public Transport {
   Scratch own_slot_;                 // this rank's header, and small data
   Scratch slots_;                    // the same of all ranks, of the running operation
   std::vector<HeaderView> headers_;  // views into slots_
-  std::string ended_;                // not empty: why nothing runs any more
+  std::function<void(const std::string&)> on_end_;
+  std::string ended_;  // not empty: why nothing runs any more
 };
 
 }  // namespace horon

@@ -44,6 +44,7 @@ void MessageSocket::put(const Frame& frame, const std::byte* payload) {
   if (payload != nullptr) {
     out_.insert(out_.end(), payload, payload + frame.payload_bytes);
   }
+  put_bytes_ += sizeof frame + (payload != nullptr ? frame.payload_bytes : 0);
 }
 
 void MessageSocket::put_stream(const Frame& frame, const std::byte* payload) {
@@ -51,6 +52,7 @@ void MessageSocket::put_stream(const Frame& frame, const std::byte* payload) {
   if (!is_broken_) {
     stream_ = payload;
     stream_bytes_ = frame.payload_bytes;
+    put_bytes_ += frame.payload_bytes;
   }
 }
 
@@ -93,10 +95,12 @@ void MessageSocket::keep_stream() {
   stream_bytes_ = 0;
 }
 
-bool MessageSocket::is_delivered() const {
+std::uint64_t MessageSocket::delivered_until() const {
   int unacknowledged = 0;
-  return state_ != State::kOpen || is_broken_ ||
-         (is_flushed() && (::ioctl(fd(), SIOCOUTQ, &unacknowledged) != 0 || unacknowledged == 0));
+  (void)::ioctl(fd(), SIOCOUTQ, &unacknowledged);
+  const std::uint64_t sent = put_bytes_ - (out_.size() - out_done_) - stream_bytes_;
+  // What was said when the two met may be on its way as well.
+  return sent - std::min<std::uint64_t>(sent, static_cast<std::uint64_t>(unacknowledged));
 }
 
 void MessageSocket::shut() { ::shutdown(fd(), SHUT_WR); }
@@ -127,7 +131,7 @@ bool MessageSocket::receive(MessageSink& sink) {
     }
     has_moved = true;
     if (result <= 0) {
-      if (result == 0 && said_goodbye_) {
+      if (said_goodbye_) {  // it may end in an error if what was sent here met nobody
         state_ = State::kLeft;
       } else {
         lose(result == 0 ? "it closed its connection" : system_error_text("recv", errno));

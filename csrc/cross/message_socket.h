@@ -55,9 +55,10 @@ class MessageSocket {
   // The payload of put_stream() is about to go away: what was not sent of it is copied, since the
   // peer could not tell otherwise where the next frame begins.
   void keep_stream();
-  // Whether the peer's system has all that was sent. Before that, to close the connection while
-  // something was not received from it may lose what is on its way.
-  bool is_delivered() const;
+  // Where the stream of all bytes that were put ends now, and where that ends which the peer's
+  // system has. To close the connection before the two meet may lose what lies between.
+  std::uint64_t put_until() const { return put_bytes_; }
+  std::uint64_t delivered_until() const;
   // Sends nothing more; what was sent still arrives.
   void shut();
 
@@ -81,6 +82,7 @@ class MessageSocket {
   std::size_t out_done_ = 0;
   const std::byte* stream_ = nullptr;
   std::size_t stream_bytes_ = 0;  // left
+  std::uint64_t put_bytes_ = 0;   // ever
   // Received: bytes [in_begin_, in_end_) of in_, not looked at yet.
   std::vector<std::byte> in_;
   std::size_t in_begin_ = 0;

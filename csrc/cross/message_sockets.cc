@@ -111,7 +111,8 @@ bool MessageSockets::is_flushed() const {
 
 bool MessageSockets::is_delivered() const {
   return std::all_of(by_rank_.begin(), by_rank_.end(), [](const auto& socket) {
-    return socket == nullptr || socket->is_delivered();
+    return socket == nullptr || socket->state() != MessageSocket::State::kOpen ||
+           socket->is_broken() || socket->delivered_until() == socket->put_until();
   });
 }
 

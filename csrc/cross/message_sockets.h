@@ -42,6 +42,7 @@ class MessageSockets {
   // Sends what was put. Whether something moved.
   bool flush(MessageSocket& socket);
   bool is_flushed() const;
+  // Whether the peers' systems have all that was put, as far as they still take anything.
   bool is_delivered() const;
   // Every one.
   void put(const Frame& frame, const std::byte* payload = nullptr);

@@ -93,6 +93,7 @@ P2pEngine::P2pEngine(Segment* segment, const Peers* peers, std::size_t eager_byt
       rank_(roster.rank),
       local_(std::move(roster.local)),
       global_ranks_(std::move(roster.global_ranks)),
+      on_end_(std::move(roster.on_end)),
       outgoing_(local_.size()),
       incoming_(local_.size()),
       eager_in_flight_(local_.size()) {
@@ -198,7 +199,12 @@ bool P2pEngine::pump_sockets() {
 bool P2pEngine::pump_out_socket(Outgoing& out) {
   MessageSocket& socket = *out.socket;
   bool moved = false;
-  while (!out.control.empty() || !out.messages.empty() || !socket.is_flushed()) {
+  // Others get their turn, and the lock, in between.
+  constexpr int kMostParts = 4;
+  for (int i = 0; i < kMostParts; ++i) {
+    if (out.control.empty() && out.messages.empty() && socket.is_flushed()) {
+      break;
+    }
     if (socket.is_flushed() && !socket.is_broken()) {
       end_streamed(out);
       put_messages(out);
@@ -240,6 +246,7 @@ void P2pEngine::put_messages(Outgoing& out) {
       frame.type = op->is_eager ? FrameType::kEager : FrameType::kRequestToSend;
       frame.payload_bytes = op->is_eager ? op->bytes : 0;
       out.socket->put(frame, op->is_eager ? op->data : nullptr);
+      op->put_until = out.socket->put_until();
       op->buffered_at = Clock::now();
       out.messages.pop_front();  // comes back as a stream when the receiver asks for it
       put += sizeof frame + frame.payload_bytes;
@@ -524,6 +531,9 @@ void P2pEngine::abort(const std::string& reason) {
 void P2pEngine::say_end(const std::string& reason) {
   if (!sockets_ || std::exchange(has_said_end_, true)) {
     return;
+  }
+  if (on_end_) {
+    on_end_(reason);
   }
   Frame frame;
   frame.type = FrameType::kEnd;

@@ -34,6 +34,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <deque>
+#include <functional>
 #include <list>
 #include <map>
 #include <memory>
@@ -60,6 +61,9 @@ struct P2pRoster {
   std::vector<int> local;          // by rank: its number in the segment; -1: on another host
   std::vector<int> global_ranks;   // by rank; for messages
   std::vector<RemotePeer> remote;  // a connection to each rank on another host
+  // Called with the reason when a message's failure, or another rank, has ended the group. Must not
+  // call the engine.
+  std::function<void(const std::string& reason)> on_end;
 };
 
 // Thread safety: all methods, from any thread.
@@ -139,6 +143,7 @@ class P2pEngine : public std::enable_shared_from_this<P2pEngine> {
   Fates look_at_peers() const;
   std::exception_ptr verdict(const P2pOp& op, int peer, const Fates& fates) const;
   std::string describe(int peer) const;
+  bool is_with_peer(const P2pOp& op) const;
   bool is_busy() const;
   bool has_work() const { return is_busy() || has_callbacks(); }
   bool is_awaited(int peer) const;
@@ -174,6 +179,7 @@ class P2pEngine : public std::enable_shared_from_this<P2pEngine> {
   const int rank_;
   const std::vector<int> local_;         // as P2pRoster::local
   const std::vector<int> global_ranks_;  // as P2pRoster::global_ranks
+  const std::function<void(const std::string& reason)> on_end_;
 
   std::mutex mutex_;
   // Guarded by mutex_:

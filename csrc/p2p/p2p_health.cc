@@ -80,6 +80,12 @@ std::exception_ptr P2pEngine::verdict(const P2pOp& op, int peer, const Fates& fa
   return nullptr;
 }
 
+// Whether an eager message reaches its peer even if this rank leaves.
+bool P2pEngine::is_with_peer(const P2pOp& op) const {
+  const MessageSocket* socket = outgoing_[static_cast<std::size_t>(op.peer)].socket;
+  return socket == nullptr || (!socket->is_broken() && socket->delivered_until() >= op.put_until);
+}
+
 void P2pEngine::look_around() {
   if (segment_->is_poisoned()) {
     fail_all(segment_->poison_text());
@@ -105,7 +111,7 @@ void P2pEngine::look_around() {
   const std::map<std::uint64_t, Op> sends = sends_;  // finish() changes the original
   for (const auto& [id, op] : sends) {
     const bool is_buffered = op->is_eager && op->buffered_at != Clock::time_point{};
-    if (is_buffered && Clock::now() - op->buffered_at >= kBufferedAfter) {
+    if (is_buffered && Clock::now() - op->buffered_at >= kBufferedAfter && is_with_peer(*op)) {
       finish(op);
     } else if (judge(op, op->peer)) {
       forget(op);

@@ -38,6 +38,7 @@ struct P2pOp {
   // Kept by the engine:
   std::uint64_t id = 0;           // of a send
   std::uint64_t transferred = 0;  // payload bytes already in or out of a ring
+  std::uint64_t put_until = 0;    // where an eager message ends in what a socket was given
   bool is_eager = false;
   Clock::time_point buffered_at{};  // when an eager message was wholly in the ring
   std::exception_ptr error;

@@ -10,10 +10,10 @@
 #include "core/fork_guard.h"
 #include "core/lane.h"
 #include "in_child.h"
+#include "p2p/p2p_engine.h"
 #include "p2p_endpoint.h"
 #include "rank_threads.h"
 #include "shm/liveness.h"
-#include "p2p/p2p_engine.h"
 
 using namespace horon;
 using namespace horon::testing;

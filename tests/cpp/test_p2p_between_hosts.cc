@@ -16,7 +16,9 @@ namespace {
 class Hosts {
  public:
   // `host_of`: by rank, from 0 on.
-  explicit Hosts(const std::vector<int>& host_of) : n_ranks_(static_cast<int>(host_of.size())) {
+  explicit Hosts(const std::vector<int>& host_of,
+                 const std::function<void(int rank, const std::string& reason)>& on_end = {})
+      : n_ranks_(static_cast<int>(host_of.size())) {
     std::vector<int> numbers;
     std::vector<int> local;  // by rank, on its host
     for (const int host : host_of) {
@@ -38,6 +40,9 @@ class Hosts {
       const auto own = static_cast<std::size_t>(rank);
       P2pRoster roster;
       roster.rank = rank;
+      if (on_end) {
+        roster.on_end = [on_end, rank](const std::string& reason) { on_end(rank, reason); };
+      }
       for (std::size_t peer = 0; peer < host_of.size(); ++peer) {
         roster.local.push_back(host_of[peer] == host_of[own] ? local[peer] : -1);
       }
@@ -56,8 +61,8 @@ class Hosts {
   int n_ranks() const { return n_ranks_; }
   Endpoint& operator[](int rank) { return *endpoints_[static_cast<std::size_t>(rank)]; }
   // Closes the engine, and its connections with it.
-  void leave(int rank) {
-    endpoints_[static_cast<std::size_t>(rank)]->engine().close(patient(), "it leaves");
+  void leave(int rank, const Deadline& drain_until = patient()) {
+    endpoints_[static_cast<std::size_t>(rank)]->engine().close(drain_until, "it leaves");
     endpoints_[static_cast<std::size_t>(rank)].reset();
   }
   // As the system does for a process that dies.
@@ -320,6 +325,46 @@ TEST_CASE("p2p hosts: a timeout ends the group for all, and says why") {
   const auto late = hosts[0].receive(1, 0, 8, soon());
   REQUIRE(threw<TimeoutError>(late->error()));
   const std::string text = text_of(pending->error());
+  INFO(text);
+  REQUIRE(contains(text, "rank 0: recv of 8 bytes from rank 1, tag 0 timed out"));
+}
+
+TEST_CASE("p2p hosts: a small send without a receive is done only when it is with its peer") {
+  Hosts hosts({0, 1});
+  // More than the systems keep for a rank that looks at nothing.
+  constexpr int kMessages = 60;
+  constexpr std::size_t kBytes = 60000;
+  std::vector<std::unique_ptr<Pending>> sends;
+  for (unsigned i = 0; i < kMessages; ++i) {
+    sends.push_back(hosts[0].send(1, 0, message(i, kBytes)));
+  }
+  std::this_thread::sleep_for(std::chrono::milliseconds(1500));
+  const auto n_done = static_cast<unsigned>(
+      std::count_if(sends.begin(), sends.end(), [](const auto& sent) { return sent->is_done(); }));
+  REQUIRE(n_done >= 1);
+  hosts.leave(0, soon());
+  for (unsigned i = 0; i < n_done; ++i) {
+    INFO(i << " of " << n_done);
+    REQUIRE_NOTHROW(sends[i]->finish());
+    const auto received = hosts[1].receive(0, 0, kBytes);
+    REQUIRE_NOTHROW(received->finish());
+    REQUIRE(received->data() == message(i, kBytes));
+  }
+}
+
+TEST_CASE("p2p hosts: what ends the group is told to whoever runs collectives") {
+  std::promise<std::string> told;
+  Hosts hosts({0, 1}, [&](int rank, const std::string& reason) {
+    if (rank == 1) {
+      told.set_value(reason);
+    }
+  });
+  const auto pending = hosts[1].receive(0, 1, 8);  // or it would look at the next operation
+  const auto late = hosts[0].receive(1, 0, 8, soon());
+  REQUIRE(threw<TimeoutError>(late->error()));
+  std::future<std::string> reason = told.get_future();
+  REQUIRE(reason.wait_until(patient().at()) == std::future_status::ready);
+  const std::string text = reason.get();
   INFO(text);
   REQUIRE(contains(text, "rank 0: recv of 8 bytes from rank 1, tag 0 timed out"));
 }

@@ -9,8 +9,8 @@
 
 #include "catch.h"
 #include "core/nesting.h"
-#include "p2p_endpoint.h"
 #include "p2p/p2p_engine.h"
+#include "p2p_endpoint.h"
 
 using namespace horon;
 using namespace horon::testing;

@@ -27,7 +27,8 @@ Carriers connect(int n_ranks) {
   MemoryStore store;
   require_no_errors(run_ranks(n_ranks, [&](int rank) {
     carriers[static_cast<std::size_t>(rank)] = std::make_shared<TcpByteTransport>(
-        rank, n_ranks, std::move(meet_everybody(store, rank, numbers_of(n_ranks), 1, "lo", patient_context())[0]));
+        rank, n_ranks,
+        std::move(meet_everybody(store, rank, numbers_of(n_ranks), 1, "lo", patient_context())[0]));
   }));
   return carriers;
 }
@@ -59,7 +60,8 @@ TEST_CASE("tcp bytes: everybody meets everybody, and has a name") {
     MemoryStore store;
     require_no_errors(run_ranks(n, [&](int rank) {
       for (int time = 0; time < 2; ++time) {  // on one store
-        const auto peers = std::move(meet_everybody(store, rank, numbers_of(n), 1, "lo", patient_context())[0]);
+        const auto peers =
+            std::move(meet_everybody(store, rank, numbers_of(n), 1, "lo", patient_context())[0]);
         expect(static_cast<int>(peers.size()) == n - 1, peers.size(), " peers of ", n - 1);
         for (int i = 0; i < n - 1; ++i) {
           const RemotePeer& peer = peers[static_cast<std::size_t>(i)];

@@ -198,6 +198,31 @@ def test_a_sender_that_dies_in_the_middle_of_messages(tmp_path: Path) -> None:
     assert_clean_exits(outcomes, [0, -signal.SIGKILL])
 
 
+def _one_end_for_all(rank: int, world_size: int, path: str, fails: str) -> None:
+    join(rank, [0, 1], path)
+    group = dist.new_group(timeout=timedelta(seconds=2))
+    dist.barrier()
+    pending = dist.irecv(torch.ones(3), 1 - rank, group, tag=7)
+    if fails == "message":
+        if rank == 0:
+            expect_error(lambda: dist.recv(torch.ones(3), 1, group), "2000ms for rank 1", within_s=10)
+        time.sleep(4)
+        expect_error(lambda: dist.all_reduce(torch.ones(3), group=group), "timed out")
+    elif rank == 0:
+        expect_error(lambda: dist.all_reduce(torch.ones(3), group=group), "2000ms for rank 1", within_s=10)
+    expect_error(pending.wait, within_s=10)
+    total = torch.ones(3)
+    dist.all_reduce(total)  # of the other group
+    assert (total == world_size).all()
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("fails", ["message", "collective"])
+def test_messages_and_collectives_end_together(fails: str, tmp_path: Path) -> None:
+    path = str(tmp_path / "store")
+    assert_clean_exits(run_fresh_processes(_one_end_for_all, 2, path, fails, init=False, timeout=60))
+
+
 def _leaves(rank: int, world_size: int, path: str) -> None:
     join(rank, [0, 0, 1], path)
     if rank == 2:
