@@ -103,8 +103,8 @@ P2pEngine::P2pEngine(Segment* segment, const Peers* peers, std::size_t eager_byt
   }
   for (std::size_t peer = 0; peer < local_.size(); ++peer) {
     if (local_[peer] >= 0) {
-      outgoing_[peer].ring.emplace(*segment_, peers_->rank, local_[peer]);
-      incoming_[peer].emplace(*segment_, local_[peer], peers_->rank);
+      outgoing_[peer].ring = std::make_unique<Ring>(*segment_, peers_->rank, local_[peer]);
+      incoming_[peer] = std::make_unique<Ring>(*segment_, local_[peer], peers_->rank);
     } else {
       outgoing_[peer].socket = sockets_ ? sockets_->at(static_cast<int>(peer)) : nullptr;
       HORON_CHECK(outgoing_[peer].socket != nullptr, "nothing leads to rank ", peer);

@@ -39,7 +39,6 @@
 #include <map>
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -105,7 +104,7 @@ class P2pEngine : public std::enable_shared_from_this<P2pEngine> {
 
   // To one peer: a ring, or a socket.
   struct Outgoing {
-    std::optional<Ring> ring;
+    std::unique_ptr<Ring> ring;
     MessageSocket* socket = nullptr;
     std::size_t streamed_bytes = 0;  // of the first message, that the socket is sending
     std::deque<Frame> control;       // goes first; never has a payload
@@ -186,7 +185,7 @@ class P2pEngine : public std::enable_shared_from_this<P2pEngine> {
   std::condition_variable became_busy_;
   std::condition_variable sends_drained_;
   std::vector<Outgoing> outgoing_;                       // by peer
-  std::vector<std::optional<Ring>> incoming_;            // by peer
+  std::vector<std::unique_ptr<Ring>> incoming_;          // by peer
   std::map<std::uint64_t, Op> sends_;                    // not yet done, by id
   std::list<Op> receives_;                               // posted, not yet met, in order
   std::map<std::pair<int, std::uint64_t>, Op> streams_;  // receives being filled, by (source, id)
