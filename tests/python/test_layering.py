@@ -36,6 +36,7 @@ MAY_INCLUDE = {
     "cuda": {"core"},
     "shm": {"core", "reduce"},
     "cross": {"core", "reduce"},
+    "p2p": {"core", "cross", "shm"},
     "named": {"core", "reduce"},
     "nccl": {"core", "cuda"},
 }
