@@ -92,8 +92,8 @@ CrossParts make_cross_transport(const c10::intrusive_ptr<c10d::Store>& store,
                                                          static_cast<int>(numbers.size()), attempt,
                                                          make_gloo, look_around, identity.rank));
   };
-  Hosts hosts = make_host_collectives(below(store, "hosts"), identity, options, timeout,
-                                      whereabouts, *all, make_column, look_around);
+  Hosts hosts = make_hosts(below(store, "hosts"), identity, options, timeout, whereabouts, *all,
+                           make_column, look_around);
   CrossParts parts;
   parts.description = concat(hosts.collectives ? "hosts, " : "", is_own ? "tcp" : "gloo");
   auto transport = std::make_unique<CrossTransport>(std::move(all), identity.rank, identity.n_ranks,

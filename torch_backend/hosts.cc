@@ -40,11 +40,10 @@ GroupIdentity on_own_host(const GroupIdentity& identity, const HostLayout& layou
 
 }  // namespace
 
-Hosts make_host_collectives(const c10::intrusive_ptr<c10d::Store>& store,
-                            const GroupIdentity& identity, const Options& options,
-                            std::chrono::milliseconds timeout, const Whereabouts& whereabouts,
-                            ByteTransport& all, const ColumnMaker& make_column,
-                            const std::function<void()>& look_around) {
+Hosts make_hosts(const c10::intrusive_ptr<c10d::Store>& store, const GroupIdentity& identity,
+                 const Options& options, std::chrono::milliseconds timeout,
+                 const Whereabouts& whereabouts, ByteTransport& all, const ColumnMaker& make_column,
+                 const std::function<void()>& look_around) {
   if (!options.hierarchical || whereabouts.hosts.empty()) {
     return {};
   }

@@ -29,10 +29,9 @@ struct Hosts {
 // all ranks. Empty where no host has several ranks, where
 // these share no memory after all, and if options.hierarchical is off: the same on every rank.
 // Blocks until all ranks have come. Throws as rendezvous() and make_column().
-Hosts make_host_collectives(const c10::intrusive_ptr<c10d::Store>& store,
-                            const GroupIdentity& identity, const Options& options,
-                            std::chrono::milliseconds timeout, const Whereabouts& whereabouts,
-                            ByteTransport& all, const ColumnMaker& make_column,
-                            const std::function<void()>& look_around);
+Hosts make_hosts(const c10::intrusive_ptr<c10d::Store>& store, const GroupIdentity& identity,
+                 const Options& options, std::chrono::milliseconds timeout,
+                 const Whereabouts& whereabouts, ByteTransport& all, const ColumnMaker& make_column,
+                 const std::function<void()>& look_around);
 
 }  // namespace horon::torch_backend

@@ -18,8 +18,7 @@ namespace horon {
 namespace {
 
 constexpr std::size_t kReceiveBytes = std::size_t{64} << 10;
-// Of one stream before other connections get their turn.
-constexpr std::size_t kMostSentAtOnce = std::size_t{1} << 20;
+// Of one connection, before others get their turn.
 constexpr int kMostReceives = 8;
 // No frame but kData has more: anything else is not what a peer sends.
 constexpr std::uint64_t kMostPayload = std::uint64_t{256} << 20;
@@ -66,9 +65,8 @@ bool MessageSocket::flush() {
       parts[0] = {out_.data() + out_done_, out_left};
       n_parts = 1;
     }
-    const std::size_t from_stream = std::min(stream_bytes_, kMostSentAtOnce);
-    if (from_stream > 0) {
-      parts[static_cast<std::size_t>(n_parts++)] = {const_cast<std::byte*>(stream_), from_stream};
+    if (stream_bytes_ > 0) {
+      parts[static_cast<std::size_t>(n_parts++)] = {const_cast<std::byte*>(stream_), stream_bytes_};
     }
     msghdr message{};
     message.msg_iov = parts.data();

@@ -32,6 +32,15 @@ P2pRoster all_share(const Peers& peers) {
   return roster;
 }
 
+// Of a send; its type and what follows it are to be added.
+Frame frame_of(const P2pOp& op) {
+  Frame frame;
+  frame.tag = op.tag;
+  frame.id = op.id;
+  frame.message_bytes = op.bytes;
+  return frame;
+}
+
 // What a socket has brought of a frame.
 struct Brought {
   const std::byte* payload;
@@ -238,10 +247,7 @@ void P2pEngine::put_messages(Outgoing& out) {
   out.control.clear();
   for (std::uint64_t put = 0; !out.messages.empty() && put <= kRemoteEagerBytes;) {
     const Op op = out.messages.front();
-    Frame frame;
-    frame.tag = op->tag;
-    frame.id = op->id;
-    frame.message_bytes = op->bytes;
+    Frame frame = frame_of(*op);
     if (op->buffered_at == Clock::time_point{}) {
       frame.type = op->is_eager ? FrameType::kEager : FrameType::kRequestToSend;
       frame.payload_bytes = op->is_eager ? op->bytes : 0;
@@ -294,10 +300,7 @@ bool P2pEngine::pump_out(int peer) {
 
 // Writes the next frame of a message; `finished` tells that the queue can forget it for now.
 bool P2pEngine::write_message(Ring& ring, const Op& op, bool* finished) {
-  Frame frame;
-  frame.tag = op->tag;
-  frame.id = op->id;
-  frame.message_bytes = op->bytes;
+  Frame frame = frame_of(*op);
   if (op->is_eager) {
     if (!ring.has_room(op->bytes)) {
       return false;
@@ -502,11 +505,9 @@ void P2pEngine::fail_all(const std::string& reason) {
   }
   receives_.clear();
   streams_.clear();
+  forget_streamed();
   for (Outgoing& out : outgoing_) {
     out.control.clear();
-    if (out.streamed_bytes > 0) {
-      forget(out.messages.front());
-    }
     out.messages.clear();
   }
 }
@@ -519,6 +520,14 @@ void P2pEngine::forget(const Op& op) {
     out.streamed_bytes = 0;
   }
   out.messages.erase(std::remove(out.messages.begin(), out.messages.end(), op), out.messages.end());
+}
+
+void P2pEngine::forget_streamed() {
+  for (Outgoing& out : outgoing_) {
+    if (out.streamed_bytes > 0) {
+      forget(out.messages.front());
+    }
+  }
 }
 
 void P2pEngine::abort(const std::string& reason) {
@@ -539,15 +548,12 @@ void P2pEngine::say_end(const std::string& reason) {
   frame.type = FrameType::kEnd;
   const std::string text = reason.substr(0, kPoisonTextBytes - 1);
   frame.payload_bytes = text.size();
-  for (Outgoing& out : outgoing_) {
-    if (out.socket != nullptr && out.streamed_bytes > 0) {
-      forget(out.messages.front());
-    }
-  }
+  forget_streamed();
   sockets_->put(frame, reinterpret_cast<const std::byte*>(text.data()));
 }
 
-// The last that others hear of this rank.
+// The last that others hear of this rank. Looks again and again, since no event tells that a peer's
+// system has everything.
 void P2pEngine::say_goodbye(const Deadline& deadline, std::unique_lock<std::mutex>& lock) {
   if (!std::exchange(has_said_end_, true)) {
     Frame frame;

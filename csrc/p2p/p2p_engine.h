@@ -129,6 +129,7 @@ class P2pEngine : public std::enable_shared_from_this<P2pEngine> {
   void handle_data(int source, const Frame& frame, Ring& ring);
   void end_part(int source, const Frame& frame);
   void forget(const Op& op);
+  void forget_streamed();
   void say_end(const std::string& reason);
   void say_goodbye(const Deadline& deadline, std::unique_lock<std::mutex>& lock);
   class Sink;
