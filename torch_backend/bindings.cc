@@ -5,6 +5,9 @@
 #include <pybind11/chrono.h>
 #include <torch/python.h>
 
+#include <optional>
+#include <utility>
+
 #include "backend.h"
 #ifdef HORON_CUDA
 #include "cuda/cuda_lane.h"
@@ -20,6 +23,7 @@
 #include "process_arena.h"
 #include "reduce/reduce.h"
 #include "roll_call.h"
+#include "watch/watch_post.h"
 #include "without_gil.h"
 
 namespace py = pybind11;
@@ -149,6 +153,17 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
         }
       },
       py::arg("global_ranks"), py::arg("what"), NoGil());
+  module.def("find_watch_posts", &horon::find_watch_posts);
+  module.def(
+      "ask_watch_post",
+      [](std::uint64_t post, std::chrono::milliseconds timeout) {
+        std::optional<std::pair<pid_t, std::optional<std::string>>> answered;
+        if (auto answer = horon::ask(post, horon::Deadline::after(timeout))) {
+          answered.emplace(answer->pid, std::move(answer->text));
+        }
+        return answered;
+      },
+      py::arg("post"), py::arg("timeout"), py::call_guard<GilReleased>());
   module.def("call_roll", &call_roll, py::arg("store"), py::arg("rank"), py::arg("size"),
              py::arg("timeout"), NoGil());
   module.def("active_instruction_set", &horon::active_instruction_set);

@@ -8,10 +8,12 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "carrier.h"
+#include "core/environment.h"
 #include "core/error.h"
 #include "core/log.h"
 #include "cross/cross_transport.h"
 #include "hosts.h"
+#include "own_post.h"
 #include "process_arena.h"
 #include "shm/lone_group.h"
 #include "shm/shm_transport.h"
@@ -122,6 +124,7 @@ std::shared_ptr<Group> Group::make(const c10::intrusive_ptr<c10d::Store>& store,
                                    std::chrono::milliseconds timeout, const GlooFactory& make_gloo,
                                    std::function<void()> look_around) {
   options.validate();
+  (void)stall_check_from_environment();  // what is wrong with it is said here
   std::shared_ptr<Group> group(new Group(timeout));
   StoreAdapter adapter(store, std::move(look_around));
   // Here, where all ranks come by: groups of one name come again on the same store.
@@ -130,6 +133,7 @@ std::shared_ptr<Group> Group::make(const c10::intrusive_ptr<c10d::Store>& store,
   group->shared_ = rendezvous(adapter, identity, options, Deadline::after(timeout), arena_access(),
                               &whereabouts);
   if (group->shared_) {
+    publish_own_post(*group->shared_);
     Segment* segment = &group->shared_->segment;
     const Peers* peers = &group->shared_->peers;
     group->transport_ = std::make_unique<ShmTransport>(segment, peers, &group->shared_->arenas);
@@ -143,6 +147,9 @@ std::shared_ptr<Group> Group::make(const c10::intrusive_ptr<c10d::Store>& store,
     group->transport_ = std::move(parts.transport);
     group->transport_name_ = std::move(parts.description);
     group->on_host_ = std::move(parts.on_host);
+    if (group->on_host_) {
+      publish_own_post(*group->on_host_);
+    }
     group->p2p_ = std::move(parts.p2p);
   }
   return group;

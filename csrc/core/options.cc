@@ -104,6 +104,8 @@ std::optional<std::size_t> arena_bytes_from_environment() {
 
 bool may_move_threads_from_environment() { return read_switch("HORON_MOVE_THREADS", true); }
 
+bool watch_from_environment() { return read_switch("HORON_WATCH", true); }
+
 std::string network_interfaces_from_environment() {
   for (const char* variable : {"HORON_IFACE", "HOROVOD_GLOO_IFACE", "GLOO_SOCKET_IFNAME"}) {
     if (const char* text = std::getenv(variable); text != nullptr && *text != '\0') {

@@ -93,6 +93,10 @@ std::optional<std::size_t> arena_bytes_from_environment();
 // or off). A setting of the process. Throws UsageError for other values.
 bool may_move_threads_from_environment();
 
+// HORON_WATCH: whether other processes may ask this one where it is (on, the default, or off). A
+// setting of the process. Throws UsageError for other values.
+bool watch_from_environment();
+
 // HORON_IFACE, or else HOROVOD_GLOO_IFACE or GLOO_SOCKET_IFNAME: the network interfaces
 // ("eth0,eth1") by which other hosts reach this one. Empty: all.
 std::string network_interfaces_from_environment();

@@ -7,6 +7,7 @@
 #include "core/inline_collective.h"
 #include "core/monitored_barrier.h"
 #include "core/published_stream.h"
+#include "core/running_operation.h"
 #include "cross/sliced_reduction.h"
 #include "reduce/reduce.h"
 
@@ -50,6 +51,7 @@ void CrossTransport::run(const Request& request, const WaitContext& context) {
     throw GroupError(concat(name(request.kind), ": the group has ended: ", ended_));
   }
   const OperationName operation{&request, sequence_, rank_, n_ranks_};
+  const RunningOperation running(&operation);
   try {
     run_steps(request, context);
   } catch (const MismatchError&) {

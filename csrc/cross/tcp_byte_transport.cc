@@ -12,7 +12,10 @@
 #include <cstring>
 
 #include "core/error.h"
+#include "core/header.h"
+#include "core/running_operation.h"
 #include "cross/tcp_socket.h"
+#include "watch/stall_schedule.h"
 
 namespace horon {
 namespace {
@@ -86,6 +89,7 @@ void TcpByteTransport::exchange(const SentSpans& send, const ReceivedSpans& rece
     connection.received = 0;
     n_open += connection.is_done() ? 0 : 1;
   }
+  LongWait long_wait;
   auto last_move = Clock::now();
   auto next_look = last_move + kSlice;
   while (n_open > 0) {
@@ -105,7 +109,7 @@ void TcpByteTransport::exchange(const SentSpans& send, const ReceivedSpans& rece
     }
     const auto now = Clock::now();
     if (now >= next_look) {
-      look_around(context);
+      look_around(context, long_wait);
       next_look = now + kSlice;
     }
     if (has_moved) {
@@ -113,7 +117,7 @@ void TcpByteTransport::exchange(const SentSpans& send, const ReceivedSpans& rece
     } else if (now - last_move < kLookAgain) {
       ::sched_yield();
     } else {
-      wait(context);
+      wait(context, long_wait);
     }
   }
 }
@@ -187,12 +191,13 @@ void TcpByteTransport::lose(const Connection& connection, const std::string& why
   throw PeerLostError(concat(connection.peer.description, " closed its connection: ", why));
 }
 
-void TcpByteTransport::look_around(const WaitContext& context) {
+void TcpByteTransport::look_around(const WaitContext& context, LongWait& long_wait) {
   if (context.check_interrupt != nullptr) {
     (*context.check_interrupt)();
   }
   check_aborted();
   if (!context.deadline.has_passed()) {
+    long_wait.look(context.deadline, [&](bool) { return what_is_awaited(); });
     return;
   }
   std::string whom;
@@ -207,8 +212,23 @@ void TcpByteTransport::look_around(const WaitContext& context) {
       concat("Timed out waiting ", context.deadline.timeout().count(), "ms for ", whom), missing);
 }
 
-void TcpByteTransport::wait(const WaitContext& context) {
-  look_around(context);
+Waiting TcpByteTransport::what_is_awaited() const {
+  Waiting waiting;
+  const OperationName* operation = RunningOperation::of_this_thread();
+  waiting.operation = operation == nullptr ? "an operation" : describe(*operation);
+  std::vector<int> missing;
+  for (const Connection& connection : connections_) {
+    if (!connection.is_done()) {
+      missing.push_back(connection.peer.rank);
+      waiting.late.push_back({connection.peer.description, 0, ""});
+    }
+  }
+  waiting.reports = is_first_to_come(rank_, missing);
+  return waiting;
+}
+
+void TcpByteTransport::wait(const WaitContext& context, LongWait& long_wait) {
+  look_around(context, long_wait);
   const auto left = std::chrono::ceil<std::chrono::milliseconds>(context.deadline.remaining());
   std::vector<pollfd> entries;
   for (const Connection& connection : connections_) {

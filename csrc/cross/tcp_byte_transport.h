@@ -17,6 +17,7 @@
 #include "core/closed_in_child.h"
 #include "cross/byte_transport.h"
 #include "cross/greeting.h"
+#include "watch/long_wait.h"
 
 namespace horon {
 
@@ -64,9 +65,10 @@ class TcpByteTransport final : public ByteTransport {
   void check_head(const Connection& connection) const;
   // Throws at the deadline (TimeoutError, which names whom it waits for), after abort(), and what
   // the context throws.
-  void look_around(const WaitContext& context);
+  void look_around(const WaitContext& context, LongWait& long_wait);
+  Waiting what_is_awaited() const;
   // Until a socket can go on, or for a while.
-  void wait(const WaitContext& context);
+  void wait(const WaitContext& context, LongWait& long_wait);
   void check_aborted();
 
   const int rank_;

@@ -1,70 +1,11 @@
 #include "named/named_options.h"
 
-#include <strings.h>
-
-#include <algorithm>
-#include <charconv>
-#include <cstdlib>
-#include <cstring>
-#include <optional>
-
+#include "core/environment.h"
 #include "core/error.h"
 #include "core/options.h"
 
 namespace horon {
 namespace {
-
-const char* read(const std::string& name) {
-  const char* text = std::getenv(name.c_str());
-  return text != nullptr && *text != '\0' ? text : nullptr;
-}
-
-// ".0" of "60.0", which Horovod takes as 60.
-bool is_fraction(const char* text) {
-  return *text == '.' && std::strspn(text + 1, "0") == std::strlen(text + 1);
-}
-
-// HORON_<name>, or else HOROVOD_<name>.
-std::optional<std::uint64_t> read_number(const char* name, const char* unit) {
-  for (const char* prefix : {"HORON_", "HOROVOD_"}) {
-    const std::string variable = concat(prefix, name);
-    const char* text = read(variable);
-    if (text == nullptr) {
-      continue;
-    }
-    const char* end = text + std::strlen(text);
-    std::uint64_t value = 0;
-    const auto [rest, error] = std::from_chars(text, end, value);
-    if (error != std::errc() || (rest != end && !is_fraction(rest))) {
-      throw UsageError(concat(variable, ": expected a number of ", unit, ", got '", text, "'."));
-    }
-    return value;
-  }
-  return std::nullopt;
-}
-
-// The same of a switch, which may also be a word.
-std::optional<bool> read_switch(const char* name) {
-  for (const char* prefix : {"HORON_", "HOROVOD_"}) {
-    const char* text = read(concat(prefix, name));
-    if (text == nullptr) {
-      continue;
-    }
-    for (const char* word : {"true", "on", "yes"}) {
-      if (strcasecmp(text, word) == 0) {
-        return true;
-      }
-    }
-    for (const char* word : {"false", "off", "no"}) {
-      if (strcasecmp(text, word) == 0) {
-        return false;
-      }
-    }
-    break;
-  }
-  const auto number = read_number(name, "0 or 1");
-  return number ? std::optional(*number != 0) : std::nullopt;
-}
 
 struct Knob {
   const char* name;
@@ -93,20 +34,14 @@ constexpr Knob kWithoutMeaning[] = {
 
 NamedOptions NamedOptions::from_environment() {
   NamedOptions options;
-  if (const auto bytes = read_number("FUSION_THRESHOLD", "bytes")) {
+  if (const auto bytes = number_from_environment("FUSION_THRESHOLD", "bytes")) {
     options.fusion.threshold_bytes = *bytes;
   }
-  constexpr std::uint64_t kMaxSeconds = std::uint64_t{365} * 24 * 3600;
-  if (const auto time = read_number("STALL_CHECK_TIME_SECONDS", "seconds")) {
-    options.stall_check = std::chrono::seconds(std::min(*time, kMaxSeconds));
+  options.stall_check = stall_check_from_environment().value_or(options.stall_check);
+  if (const auto time = seconds_from_environment("STALL_SHUTDOWN_TIME_SECONDS")) {
+    options.stall_shutdown = *time;
   }
-  if (read_switch("STALL_CHECK_DISABLE").value_or(false)) {
-    options.stall_check = std::chrono::seconds(0);
-  }
-  if (const auto time = read_number("STALL_SHUTDOWN_TIME_SECONDS", "seconds")) {
-    options.stall_shutdown = std::chrono::seconds(std::min(*time, kMaxSeconds));
-  }
-  if (const auto is_on = read_switch("JOIN_ALL_OPERATIONS")) {
+  if (const auto is_on = switch_from_environment("JOIN_ALL_OPERATIONS")) {
     options.join_everything = *is_on;
   }
   options.interfaces = network_interfaces_from_environment();
@@ -117,7 +52,7 @@ std::vector<std::string> knobs_without_meaning() {
   std::vector<std::string> lines;
   for (const Knob& knob : kWithoutMeaning) {
     const std::string variable = concat("HOROVOD_", knob.name);
-    if (read(variable) != nullptr) {
+    if (is_in_environment(variable)) {
       lines.push_back(concat(variable, " has no effect: ", knob.why, '.'));
     }
   }

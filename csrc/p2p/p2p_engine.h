@@ -51,6 +51,7 @@
 #include "shm/ring.h"
 #include "shm/shared_store.h"
 #include "shm/wait_policy.h"
+#include "watch/long_wait.h"
 
 namespace horon {
 
@@ -144,6 +145,8 @@ class P2pEngine : public std::enable_shared_from_this<P2pEngine> {
   std::exception_ptr verdict(const P2pOp& op, int peer, const Fates& fates) const;
   std::string describe(int peer) const;
   bool is_with_peer(const P2pOp& op) const;
+  // For who waits for some message: what is pending.
+  void look_at_wait(LongWait& wait) const;
   bool is_busy() const;
   bool has_work() const { return is_busy() || has_callbacks(); }
   bool is_awaited(int peer) const;

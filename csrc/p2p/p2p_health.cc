@@ -1,10 +1,14 @@
 // P2pEngine: what time and the death of others do to pending messages.
 
 #include <algorithm>
+#include <set>
+#include <vector>
 
 #include "core/error.h"
 #include "core/rank_list.h"
 #include "p2p/p2p_engine.h"
+#include "shm/late_rank.h"
+#include "watch/long_wait.h"
 
 namespace horon {
 namespace {
@@ -78,6 +82,43 @@ std::exception_ptr P2pEngine::verdict(const P2pOp& op, int peer, const Fates& fa
         op.describe(), ": Timed out waiting ", op.deadline.timeout().count(), "ms for ", whom)));
   }
   return nullptr;
+}
+
+void P2pEngine::look_at_wait(LongWait& wait) const {
+  std::vector<const P2pOp*> pending;
+  for (const Op& op : receives_) {
+    pending.push_back(op.get());
+  }
+  for (const auto& [key, op] : streams_) {
+    pending.push_back(op.get());
+  }
+  for (const auto& [id, op] : sends_) {
+    pending.push_back(op.get());
+  }
+  if (pending.empty()) {
+    return;
+  }
+  const auto first_to_end = std::min_element(
+      pending.begin(), pending.end(), [](const P2pOp* one, const P2pOp* other) {
+        return one->deadline.at() < other->deadline.at();
+      });
+  wait.look((*first_to_end)->deadline, [&](bool) {
+    Waiting waiting;
+    waiting.operation = concat("rank ", rank_, ": ", pending.front()->describe());
+    if (pending.size() > 1) {
+      waiting.operation += concat(" (and ", pending.size() - 1, " more pending)");
+    }
+    std::set<int> peers;
+    for (const P2pOp* op : pending) {
+      if (op->peer == kAnySource || !peers.insert(op->peer).second) {
+        continue;
+      }
+      const int local = local_[static_cast<std::size_t>(op->peer)];
+      waiting.late.push_back(local >= 0 ? late_rank(*segment_, *peers_, local)
+                                        : LateRank{describe(op->peer), 0, ""});
+    }
+    return waiting;
+  });
 }
 
 // Whether an eager message reaches its peer even if this rank leaves.

@@ -256,6 +256,7 @@ void P2pEngine::help(FunctionRef<bool()> is_done, const std::function<void()>* c
   const bool looks_at_rings = local_.size() <= kMostRingsToLookAt;
   Clock::time_point next_check{};
   LingerBudget lingering;
+  LongWait long_wait;
   for (std::uint32_t round = 0;; ++round) {
     bool has_slept = false;
     const std::uint32_t seen = own.doorbell.load(std::memory_order_seq_cst);
@@ -296,6 +297,9 @@ void P2pEngine::help(FunctionRef<bool()> is_done, const std::function<void()>* c
       }
     }
     lock.lock();
+    if (has_slept) {
+      look_at_wait(long_wait);
+    }
   }
 }
 

@@ -8,6 +8,8 @@
 
 #include <atomic>
 #include <cerrno>
+#include <fstream>
+#include <string>
 
 #include "core/error.h"
 #include "core/log.h"
@@ -82,6 +84,29 @@ bool has_ended(int liveness_fd) {
   pollfd entry{liveness_fd, POLLIN, 0};
   // pidfd: POLLIN once the process is gone. Pipe: POLLHUP. An error of poll itself says nothing.
   return ::poll(&entry, 1, 0) > 0 && entry.revents != 0;
+}
+
+std::string why_it_rests(int liveness_fd) {
+  // A pidfd tells what its process is called in this namespace.
+  std::ifstream about(concat("/proc/self/fdinfo/", liveness_fd));
+  pid_t pid = 0;
+  for (std::string word; about >> word;) {
+    if (word == "Pid:" && about >> pid) {
+      break;
+    }
+  }
+  if (pid <= 0) {
+    return {};
+  }
+  std::ifstream status(concat("/proc/", pid, "/stat"));
+  std::string line;
+  std::getline(status, line);
+  const auto name_end = line.rfind(')');  // the name may hold anything
+  const char state = name_end + 2 < line.size() ? line[name_end + 2] : '?';
+  if (state == 'T') {
+    return "is stopped (SIGSTOP or Ctrl-Z; SIGCONT lets it go on)";
+  }
+  return state == 't' ? "is held by a debugger" : "";
 }
 
 }  // namespace horon

@@ -3,6 +3,8 @@
 
 #include <sys/types.h>
 
+#include <string>
+
 #include "core/unique_fd.h"
 
 namespace horon {
@@ -14,5 +16,9 @@ UniqueFd open_own_liveness();
 
 // True when the process behind the descriptor has ended. Does not block.
 bool has_ended(int liveness_fd);
+
+// "is stopped (...)" of a process that can not go on by itself, if this one can see that; else
+// nothing.
+std::string why_it_rests(int liveness_fd);
 
 }  // namespace horon

@@ -15,9 +15,11 @@
 #include "core/log.h"
 #include "core/random_nonce.h"
 #include "core/rank_list.h"
+#include "core/unix_socket.h"
 #include "shm/liveness.h"
 #include "shm/process_watch.h"
-#include "shm/unix_socket.h"
+#include "watch/long_wait.h"
+#include "watch/stall_schedule.h"
 
 namespace horon {
 namespace {
@@ -25,6 +27,7 @@ namespace {
 constexpr std::chrono::milliseconds kAcceptSlice{50};
 // How often a rank that waits for another one's outcome looks whether that one is alive.
 constexpr std::chrono::seconds kStoreSlice{1};
+constexpr std::chrono::seconds kLongWaitSlice{5};  // between looks at a wait that lasts
 // How an outcome begins that ends it for all, and what is left in the place of a record then.
 constexpr std::string_view kDead = "dead: ";
 // How long rank 0 has for saying whom it waits for, once a rank's time is over.
@@ -441,7 +444,7 @@ class Rendezvous {
         log_warning(concat("rendezvous: a connection said nothing useful: ", error.what()));
         continue;
       }
-      const bool genuine = peer_user(socket.get()) == ::getuid() &&
+      const bool genuine = peer_credentials(socket.get()).uid == ::getuid() &&
                            hello.nonce == records_[0].nonce && hello.rank > 0 &&
                            hello.rank < identity_.n_ranks &&
                            descriptors.size() == (has_arena(hello.rank) ? 2U : 1U);
@@ -518,7 +521,7 @@ class Rendezvous {
     }
     HORON_CHECK(socket, "rank ", number(0),
                 " can not be reached (another container or network namespace?)");
-    HORON_CHECK(peer_user(socket.get()) == ::getuid(), "rank ", number(0),
+    HORON_CHECK(peer_credentials(socket.get()).uid == ::getuid(), "rank ", number(0),
                 " belongs to another user");
     const UniqueFd own_life = open_own_liveness();
     std::vector<int> own_descriptors{own_life.get()};
@@ -761,6 +764,16 @@ class Rendezvous {
   std::string key(const char* what, int rank) const { return concat(prefix_, what, '/', rank); }
 
   std::string get(const char* what, int rank) {
+    LongWait wait;
+    while (!deadline_.has_passed()) {
+      const Deadline slice = Deadline::after(kLongWaitSlice);
+      try {
+        return store_.get(key(what, rank), slice.at() < deadline_.at() ? slice : deadline_);
+      } catch (const TimeoutError&) {
+        wait.look(deadline_,
+                  [&](bool is_report) { return what_is_awaited(what, rank, is_report); });
+      }
+    }
     try {
       return store_.get(key(what, rank), deadline_);
     } catch (const TimeoutError&) {
@@ -771,6 +784,20 @@ class Rendezvous {
                                 " ranks. Is it running, and does it create the same groups in the ",
                                 "same order?", twin_.empty() ? often_text() : twin_));
     }
+  }
+
+  Waiting what_is_awaited(const char* what, int rank, bool is_report) {
+    const std::vector<int> missing =
+        is_report ? all_without(what, rank) : std::vector<int>{rank};
+    Waiting waiting;
+    waiting.operation = concat("rank ", number(identity_.rank), ", making a group of ",
+                               identity_.n_ranks, " ranks (init_process_group, new_group),");
+    for (const int other : missing) {
+      waiting.late.push_back(
+          {name_ranks({other}, identity_.numbers, identity_.global_ranks), 0, ""});
+    }
+    waiting.reports = is_first_to_come(identity_.rank, missing);
+    return waiting;
   }
 
   // Of ranks that have come more often than this one, on whatever host.

@@ -55,6 +55,8 @@ struct RankWords {
   alignas(kCacheLineBytes) std::atomic<std::uint32_t> departed;
   // One more than the core it was on when it last waited; 0: not told. See core_spread.h.
   std::atomic<std::uint32_t> core_plus_one;
+  // Where its process can be asked what it does, see WatchPost; 0: nowhere.
+  std::atomic<std::uint64_t> watch_post;
   // Rung when there may be something new in a ring to or from this rank.
   alignas(kCacheLineBytes) std::atomic<std::uint32_t> doorbell;
   std::atomic<std::uint32_t> doorbell_waiters;

@@ -6,6 +6,7 @@
 #include "core/inline_collective.h"
 #include "core/monitored_barrier.h"
 #include "core/published_stream.h"
+#include "core/running_operation.h"
 #include "shm/arena_collectives.h"
 
 namespace horon {
@@ -37,6 +38,8 @@ void ShmTransport::run_guarded(const Request& request, std::uint64_t number,
   if (!ended_.empty()) {
     throw GroupError(concat(name(request.kind), ": the group has ended: ", ended_));
   }
+  const OperationName named = whole_of(request, number);
+  const RunningOperation running(&named);
   try {
     operation();
   } catch (const MismatchError&) {
@@ -52,7 +55,6 @@ void ShmTransport::run_guarded(const Request& request, std::uint64_t number,
     end_group(request, number, error.what());
   } catch (...) {  // check_interrupt's own exception: passed on as it is
     quarantine(request);
-    const OperationName named = whole_of(request, number);
     ended_ = concat("rank ", named.rank, " was interrupted in ", name(named.request->kind), " #",
                     named.number);
     segment_->poison(deposits_.current(), ended_);

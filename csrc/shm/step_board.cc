@@ -2,9 +2,13 @@
 
 #include "core/cpu_budget.h"
 #include "core/error.h"
+#include "core/header.h"
 #include "core/rank_list.h"
+#include "core/running_operation.h"
+#include "shm/late_rank.h"
 #include "shm/rank_cores.h"
 #include "shm/word_wait.h"
+#include "watch/stall_schedule.h"
 
 namespace horon {
 namespace {
@@ -86,10 +90,11 @@ void StepBoard::await_all(Counter counter, std::uint32_t target, const WaitConte
   if (++waits_ % kWaitsPerLook == 0 && peers_->may_move) {
     look_for_better_core();
   }
+  LongWait wait;
   for (int offset = 1; offset < peers_->n_ranks(); ++offset) {
     const int peer = (peers_->rank + offset) % peers_->n_ranks();
     if (!has_reached(peer)) {
-      await(peer, context);
+      await(peer, context, wait);
     }
   }
 }
@@ -120,7 +125,7 @@ void StepBoard::look_for_better_core() {
   }
 }
 
-void StepBoard::await(int peer, const WaitContext& context) {
+void StepBoard::await(int peer, const WaitContext& context, LongWait& wait) {
   const auto ready = [&] { return has_reached(peer); };
   const auto check = [&] {
     check_health();
@@ -130,9 +135,22 @@ void StepBoard::await(int peer, const WaitContext& context) {
                                 peers_->name(missing)),
                          peers_->numbers_of(missing));
     }
+    wait.look(context.deadline, [&](bool) { return what_is_awaited(); });
   };
   sleep_until(word(peer, awaited_), ready, check, context,
               [this] { return is_core_needed(awaited_, target_); });
+}
+
+Waiting StepBoard::what_is_awaited() const {
+  const std::vector<int> missing = missing_ranks();
+  Waiting waiting;
+  const OperationName* operation = RunningOperation::of_this_thread();
+  waiting.operation = operation == nullptr ? "an operation" : describe(*operation);
+  waiting.reports = is_first_to_come(peers_->rank, missing);
+  for (const int rank : missing) {
+    waiting.late.push_back(late_rank(*segment_, *peers_, rank));
+  }
+  return waiting;
 }
 
 void StepBoard::await_value(CounterWord& word, std::uint32_t value, const WaitContext& context) {

@@ -18,6 +18,7 @@
 #include "shm/peers.h"
 #include "shm/segment.h"
 #include "shm/wait_policy.h"
+#include "watch/long_wait.h"
 
 namespace horon {
 
@@ -69,7 +70,8 @@ class StepBoard {
   void abort(const std::string& reason);
 
  private:
-  void await(int peer, const WaitContext& context);
+  void await(int peer, const WaitContext& context, LongWait& wait);
+  Waiting what_is_awaited() const;
   bool is_core_needed(Counter counter, std::uint32_t target) const;
   void look_for_better_core();
   bool has_reached(int peer) const { return has_reached(peer, awaited_, target_); }

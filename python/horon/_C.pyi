@@ -284,6 +284,12 @@ def create_backend(
     options: Options,
     make_gloo: Callable[[Any, int, int, timedelta], Any],
 ) -> HoronBackend: ...
+def find_watch_posts() -> list[int]:
+    """Numbers of this user's processes on this host that can be asked where they are."""
+
+def ask_watch_post(post: int, timeout: timedelta) -> tuple[int, str | None] | None:
+    """A process's pid and what it says; None instead if there is none, or within the timeout no answer."""
+
 def shutdown_all(drain: timedelta) -> None: ...
 def check_alive(global_ranks: list[int], what: str) -> None:
     """Raises DistBackendError, "rank 1 (pid 4711) died before <what>", if one of these ranks did.

@@ -1,4 +1,4 @@
-#include "shm/unix_socket.h"
+#include "core/unix_socket.h"
 
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -41,7 +41,7 @@ ino_t inode(int fd) {
 
 TEST_CASE("messages and their descriptors arrive whole and in order") {
   const Connection connection;
-  REQUIRE(peer_user(connection.server.get()) == ::getuid());
+  REQUIRE(peer_credentials(connection.server.get()).uid == ::getuid());
   std::vector<UniqueFd> files;
   std::vector<int> raw;
   for (int i = 0; i < 201; ++i) {

@@ -34,9 +34,10 @@ MAY_INCLUDE = {
     "core": {"reduce"},
     "reduce": {"core"},
     "cuda": {"core"},
-    "shm": {"core", "reduce"},
-    "cross": {"core", "reduce"},
-    "p2p": {"core", "cross", "shm"},
+    "watch": {"core"},
+    "shm": {"core", "reduce", "watch"},
+    "cross": {"core", "reduce", "watch"},
+    "p2p": {"core", "cross", "shm", "watch"},
     "named": {"core", "reduce"},
     "nccl": {"core", "cuda"},
 }

@@ -1,4 +1,4 @@
-#include "shm/unix_socket.h"
+#include "core/unix_socket.h"
 
 #include <poll.h>
 #include <sys/socket.h>
@@ -85,12 +85,12 @@ bool has_message(int socket, const Deadline& wait_until) {
   return wait_readable(socket, wait_until);
 }
 
-uid_t peer_user(int socket) {
+ucred peer_credentials(int socket) {
   ucred credentials{};
   socklen_t length = sizeof credentials;
   HORON_CHECK(::getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &credentials, &length) == 0,
               system_error_text("getsockopt(SO_PEERCRED)", errno));
-  return credentials.uid;
+  return credentials;
 }
 
 void send_message(int socket, const SocketMessage& message, const std::vector<int>& descriptors,

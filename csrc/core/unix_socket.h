@@ -2,7 +2,7 @@
 // (SOCK_SEQPACKET), nothing left in the file system.
 #pragma once
 
-#include <sys/types.h>
+#include <sys/socket.h>
 
 #include <cstdint>
 #include <string>
@@ -29,8 +29,8 @@ UniqueFd connect_to(const std::string& name);
 // Waits for the next connection until `wait_until` has passed: then an empty UniqueFd.
 UniqueFd accept_until(int listener, const Deadline& wait_until);
 
-// User id of the process at the other end.
-uid_t peer_user(int socket);
+// Of the process at the other end; of who listened, for who connected.
+ucred peer_credentials(int socket);
 
 // Waits for the next message until `wait_until` has passed; then false. True as well when the peer
 // is gone, of which receive_message() tells.

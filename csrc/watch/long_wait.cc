@@ -1,0 +1,141 @@
+#include "watch/long_wait.h"
+
+#include <atomic>
+#include <exception>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+
+#include "core/environment.h"
+#include "core/error.h"
+#include "core/fork_guard.h"
+#include "core/log.h"
+#include "watch/stall_report.h"
+#include "watch/stall_schedule.h"
+
+namespace horon {
+namespace {
+
+constexpr std::chrono::seconds kLong{1};  // also how old the list may be
+constexpr std::chrono::seconds kStallCheck{60};
+
+struct Listed {
+  std::string text;
+  Clock::time_point since;
+};
+
+// Ownership: of a process; never destroyed, since threads may still wait while it ends.
+struct WaitList {
+  const std::uint32_t fork_generation = horon::fork_generation();
+  std::mutex mutex;
+  std::uint64_t last = 0;                 // guarded by mutex
+  std::map<std::uint64_t, Listed> waits;  // guarded by mutex
+};
+
+// A forked child has a list of its own: the parent's names threads that are not in the child, and
+// its mutex may be held.
+WaitList& wait_list() {
+  static std::atomic<WaitList*> current{nullptr};
+  WaitList* list = current.load(std::memory_order_acquire);
+  if (list != nullptr && list->fork_generation == fork_generation()) {
+    return *list;
+  }
+  auto* own = new WaitList;
+  if (current.compare_exchange_strong(list, own, std::memory_order_acq_rel)) {
+    return *own;
+  }
+  delete own;  // another thread was first
+  return *list;
+}
+
+std::string all_names(const std::vector<LateRank>& late) {
+  std::string names;
+  for (const LateRank& rank : late) {
+    names += (names.empty() ? "" : ", ") + rank.name;
+  }
+  return names.empty() ? "another rank" : names;
+}
+
+std::chrono::seconds seconds_since(Clock::time_point since) {
+  return std::chrono::duration_cast<std::chrono::seconds>(Clock::now() - since);
+}
+
+// What is wrong with the environment is an error when a group is made, not here.
+std::chrono::seconds stall_interval() {
+  static const std::chrono::seconds interval = [] {
+    try {
+      return stall_check_from_environment().value_or(kStallCheck);
+    } catch (const Error&) {
+      return kStallCheck;
+    }
+  }();
+  return interval;
+}
+
+}  // namespace
+
+struct LongWait::Told {
+  std::uint64_t entry = 0;  // in the list
+  Clock::time_point next_update{};
+  StallSchedule schedule{stall_interval()};
+  std::string operation;  // that was reported last
+  std::shared_ptr<StallReports> reports = std::make_shared<StallReports>();
+};
+
+void LongWait::look(const Deadline& deadline, FunctionRef<Waiting(bool is_report)> describe) {
+  const Clock::time_point now = Clock::now();
+  if (since_ == Clock::time_point{}) {
+    since_ = now;
+    return;
+  }
+  if (now - since_ < kLong) {
+    return;
+  }
+  WaitList& list = wait_list();
+  if (told_ == nullptr) {
+    told_ = new Told;
+    const std::lock_guard lock(list.mutex);
+    told_->entry = ++list.last;
+  }
+  const bool is_due = told_->schedule.is_due(now - since_, deadline.remaining());
+  if (!is_due && now < told_->next_update) {
+    return;
+  }
+  Waiting waiting = describe(is_due);
+  told_->next_update = now + kLong;
+  {
+    const std::lock_guard lock(list.mutex);
+    list.waits[told_->entry] = {concat(kWaits, waiting.operation, ", for ", all_names(waiting.late)),
+                                since_};
+  }
+  if (is_due && waiting.reports) {
+    told_->operation = waiting.operation;
+    StallReports::report(told_->reports, std::move(waiting), seconds_since(since_));
+  }
+}
+
+void LongWait::end() {
+  const std::unique_ptr<Told> told(told_);
+  {
+    WaitList& list = wait_list();
+    const std::lock_guard lock(list.mutex);
+    list.waits.erase(told->entry);
+  }
+  if (told->reports->end() && std::uncaught_exceptions() == 0) {
+    log_warning(concat(told->operation, " goes on after ", seconds_since(since_).count(), " s."));
+  }
+}
+
+std::string describe_long_waits() {
+  WaitList& list = wait_list();
+  const std::lock_guard lock(list.mutex);
+  std::string text;
+  for (const auto& [entry, wait] : list.waits) {
+    text += concat(text.empty() ? "" : "\n", wait.text, ", since ",
+                   seconds_since(wait.since).count(), " s");
+  }
+  return text;
+}
+
+}  // namespace horon

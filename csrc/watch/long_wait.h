@@ -1,0 +1,64 @@
+// A wait for other ranks, in case it lasts.
+//
+// Note [Long waits]
+// Whoever waits looks around every 50 ms or so in any case, for deaths and signals, and tells a
+// LongWait then. Nothing is done in the first second. After that the wait stands in a list of this
+// process, for those that ask it where it is (watch_post.h). When it is worth a word
+// (stall_schedule.h) a thread of its own asks the late ranks the same, and writes a report: nobody
+// waits for the answers, and what was waited for is noticed as soon as ever.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/deadline.h"
+#include "core/function_ref.h"
+
+namespace horon {
+
+struct LateRank {
+  std::string name;        // "rank 1 (pid 4711)"
+  std::uint64_t post = 0;  // of its process, see WatchPost; 0: it can not be asked
+  std::string state;       // what the system says of its process, if that is news: "is stopped"
+};
+
+// What is waited for.
+struct Waiting {
+  std::string operation;       // "all_reduce #7 on rank 0 (...)"
+  std::vector<LateRank> late;  // empty: it is not known who
+  bool reports = true;         // this rank and not another one that waits, too
+};
+
+// Thread safety: none; it belongs to the thread that waits.
+class LongWait {
+ public:
+  LongWait() = default;
+  ~LongWait() {
+    if (told_ != nullptr) {
+      end();
+    }
+  }
+  LongWait(const LongWait&) = delete;
+  LongWait& operator=(const LongWait&) = delete;
+
+  // Called now and then while it lasts. `describe(is_report)` is called only when something is to
+  // be told: each second, and for a report.
+  void look(const Deadline& deadline, FunctionRef<Waiting(bool is_report)> describe);
+
+ private:
+  struct Told;
+  void end();
+
+  Clock::time_point since_{};
+  Told* told_ = nullptr;  // owned; from the second second on. Most waits never get one.
+};
+
+// How each line of describe_long_waits() begins.
+inline constexpr std::string_view kWaits = "waits in ";
+
+// What threads of this process wait for, a line each; empty: none has waited for long.
+std::string describe_long_waits();
+
+}  // namespace horon

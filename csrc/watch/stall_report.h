@@ -1,0 +1,41 @@
+// What is said about a wait that lasts.
+#pragma once
+
+#include <sys/types.h>
+
+#include <chrono>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "watch/long_wait.h"
+
+namespace horon {
+
+// Several lines. `answers`: what the late ranks' processes said, by their order; nothing of one
+// that did not answer. `pid`: this process, to tell whether one waits for it. Pure.
+std::string stall_text(const Waiting& waiting, std::chrono::seconds waited,
+                       const std::vector<std::optional<std::string>>& answers, pid_t pid);
+
+// What is told of one wait, by several threads.
+class StallReports {
+ public:
+  // Asks the late ranks (the first few, if they are many) where they are, and logs a report, unless
+  // the wait has ended by then. Does not wait for that.
+  static void report(const std::shared_ptr<StallReports>& reports, Waiting waiting,
+                     std::chrono::seconds waited);
+
+  // The wait is over. Whether anything was reported.
+  bool end();
+
+ private:
+  void log(const std::string& text);
+
+  std::mutex mutex_;
+  bool is_over_ = false;       // guarded by mutex_
+  bool has_reported_ = false;  // guarded by mutex_
+};
+
+}  // namespace horon

@@ -1,0 +1,171 @@
+#include "watch/watch_post.h"
+
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <charconv>
+#include <cmath>
+#include <cstdio>
+#include <fstream>
+#include <new>
+#include <thread>
+
+#include "core/error.h"
+#include "core/fork_guard.h"
+#include "core/random_nonce.h"
+#include "core/thread_name.h"
+#include "core/unix_socket.h"
+#include "watch/long_wait.h"
+
+namespace horon {
+namespace {
+
+constexpr const char* kName = "horon.watch.";
+constexpr std::chrono::milliseconds kLeastSample{100};  // of how much a process computes
+constexpr std::chrono::milliseconds kTellPatience{1000};
+constexpr std::size_t kMostBytes = std::size_t{60} << 10;  // one message
+
+std::string name_of(std::uint64_t post) {
+  char digits[17];
+  std::snprintf(digits, sizeof digits, "%016llx", static_cast<unsigned long long>(post));
+  return concat(kName, digits);
+}
+
+double cpu_seconds() {
+  rusage usage{};
+  ::getrusage(RUSAGE_SELF, &usage);
+  const auto seconds = [](const timeval& time) {
+    return static_cast<double>(time.tv_sec) + 1e-6 * static_cast<double>(time.tv_usec);
+  };
+  return seconds(usage.ru_utime) + seconds(usage.ru_stime);
+}
+
+bool is_own_user(uid_t user) { return user == ::getuid() || user == 0; }
+
+}  // namespace
+
+std::string answer_text(const std::string& waits, double cores, const std::string& told) {
+  char computes[48];
+  std::snprintf(computes, sizeof computes, "%.0f %%", 100 * cores);
+  std::string text = concat(waits.empty() ? "is in no call of horon that waits" : waits,
+                            ". Its process uses ", computes, " of a core.");
+  if (!told.empty()) {
+    text += concat('\n', told);
+  }
+  return text;
+}
+
+WatchPost::WatchPost(Tell tell)
+    : fork_generation_(fork_generation()),
+      tell_(std::move(tell)),
+      number_(std::max<std::uint64_t>(random_nonce(), 1)),
+      listener_(listen_on(name_of(number_))),
+      stop_(::eventfd(0, EFD_CLOEXEC)) {
+  HORON_CHECK(stop_, system_error_text("eventfd", errno));
+  for (const UniqueFd* fd : {&listener_, &stop_}) {
+    guards_.push_back(std::make_unique<ClosedInChild>(fd->get()));
+  }
+  thread_ = start_thread([this] { serve(); });
+}
+
+WatchPost::~WatchPost() {
+  if (fork_generation_ != fork_generation()) {
+    thread_.detach();
+    // Both are closed, and their numbers may be somebody else's by now.
+    (void)new (std::nothrow) UniqueFd(std::move(listener_));
+    (void)new (std::nothrow) UniqueFd(std::move(stop_));
+    return;
+  }
+  const std::uint64_t one = 1;
+  [[maybe_unused]] const ssize_t written = ::write(stop_.get(), &one, sizeof one);
+  thread_.join();
+}
+
+void WatchPost::serve() {
+  name_this_thread("horon-watch");
+  while (true) {
+    pollfd entries[] = {{listener_.get(), POLLIN, 0}, {stop_.get(), POLLIN, 0}};
+    const int ready = ::poll(entries, 2, -1);
+    if (entries[1].revents != 0 || (ready < 0 && errno != EINTR)) {
+      return;
+    }
+    if (ready <= 0 || entries[0].revents == 0) {
+      continue;
+    }
+    try {
+      const UniqueFd socket = accept_until(listener_.get(), Deadline::after(kLeastSample));
+      if (socket && is_own_user(peer_credentials(socket.get()).uid)) {
+        answer(socket.get());
+      }
+    } catch (const Error&) {
+      std::this_thread::sleep_for(kLeastSample);  // no descriptor is left: there may be one later
+    }
+  }
+}
+
+void WatchPost::answer(int socket) const {
+  const Clock::time_point began = Clock::now();
+  const double cpu_before = cpu_seconds();
+  const std::string waits = describe_long_waits();
+  const std::string told = tell_ ? tell_(Deadline::after(kTellPatience)) : std::string();
+  std::this_thread::sleep_until(began + kLeastSample);
+  const std::chrono::duration<double> sample = Clock::now() - began;
+  std::string text = answer_text(waits, (cpu_seconds() - cpu_before) / sample.count(), told);
+  text.resize(std::min(text.size(), kMostBytes));
+  // Whoever has gone meanwhile does not get it.
+  (void)::send(socket, text.data(), text.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+}
+
+std::optional<Answer> ask(std::uint64_t post, const Deadline& deadline) {
+  if (post == 0) {
+    return std::nullopt;
+  }
+  try {
+    const UniqueFd socket = connect_to(name_of(post));
+    if (!socket) {
+      return std::nullopt;
+    }
+    const ucred process = peer_credentials(socket.get());
+    if (!is_own_user(process.uid)) {
+      return std::nullopt;
+    }
+    Answer answer{process.pid, std::nullopt};
+    if (has_message(socket.get(), deadline)) {
+      std::string text(kMostBytes, '\0');
+      const ssize_t received = ::recv(socket.get(), text.data(), text.size(), MSG_DONTWAIT);
+      if (received > 0) {
+        text.resize(static_cast<std::size_t>(received));
+        answer.text = std::move(text);
+      }
+    }
+    return answer;
+  } catch (const Error&) {
+    return std::nullopt;
+  }
+}
+
+std::vector<std::uint64_t> find_watch_posts() {
+  std::vector<std::uint64_t> posts;
+  std::ifstream sockets("/proc/net/unix");
+  for (std::string line; std::getline(sockets, line);) {
+    const auto at = line.find(concat('@', kName));
+    if (at == std::string::npos) {
+      continue;
+    }
+    const char* digits = line.data() + at + 1 + std::char_traits<char>::length(kName);
+    std::uint64_t post = 0;
+    const auto [rest, error] = std::from_chars(digits, line.data() + line.size(), post, 16);
+    if (error == std::errc() && rest == line.data() + line.size() &&
+        std::find(posts.begin(), posts.end(), post) == posts.end()) {
+      posts.push_back(post);  // connections have the listener's name as well
+    }
+  }
+  return posts;
+}
+
+}  // namespace horon
