@@ -13,6 +13,7 @@
 #include "group.h"
 #include "interrupt.h"
 #include "live_groups.h"
+#include "own_post.h"
 #include "process_arena.h"
 #include "process_exit.h"
 #include "shm/shm_control_channel.h"
@@ -83,6 +84,7 @@ Control open_control(const c10::intrusive_ptr<c10d::Store>& store, const GroupId
   const WaitContext context{Deadline::after(named.timeout), interrupt_check()};
   if (auto shared =
           rendezvous(adapter, identity, ShmControlChannel::options(options), context.deadline)) {
+    publish_own_post(*shared);
     const bool has_spare_cores = shared->peers.has_spare_cores;
     const bool may_meet = !has_spare_cores && !shared->peers.is_crowded;
     return {std::make_unique<ShmControlChannel>(std::move(shared)), has_spare_cores, may_meet};

@@ -37,9 +37,7 @@ std::string describe_python() {
   }
   const pybind11::gil_scoped_acquire gil;
   try {
-    return pybind11::module_::import("horon._where")
-        .attr("describe_threads")()
-        .cast<std::string>();
+    return pybind11::module_::import("horon._where").attr("describe_threads")().cast<std::string>();
   } catch (const std::exception& error) {
     return concat("Its Python can not say where it is: ", error.what());
   }
@@ -95,13 +93,13 @@ OwnPost* make_own_post() {
   auto own = std::make_unique<OwnPost>();
   if (watch_from_environment()) {
     try {
-      own->post = std::make_unique<WatchPost>(
-          [word = std::make_shared<PythonsWord>()](const Deadline& deadline) {
-            return (*word)(deadline);
-          });
+      own->post =
+          std::make_unique<WatchPost>([word = std::make_shared<PythonsWord>()](
+                                          const Deadline& deadline) { return (*word)(deadline); });
     } catch (const Error& error) {
       log_warning_once("watch", concat("this process can not be asked where it is when it is "
-                                       "waited for: ", error.what()));
+                                       "waited for: ",
+                                       error.what()));
     }
   }
   return own.release();

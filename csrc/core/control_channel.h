@@ -8,6 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "core/late_rank.h"
+
 namespace horon {
 
 // One thread at a time *attends* to a channel: it sends, receives and may sleep. The background
@@ -66,6 +68,8 @@ class ControlChannel {
   virtual std::string failure() = 0;
   // Whether that rank has left in good order. What it sent before can still be received.
   virtual bool has_departed(int rank) = 0;
+  // What is known of the processes of these ranks; nothing where they are on several hosts.
+  virtual std::vector<LateRank> late_ranks(const std::vector<int>& /*ranks*/) const { return {}; }
   // Ends everything for all ranks. The first reason counts.
   virtual void poison(const std::string& reason) = 0;
   // This rank leaves in good order.

@@ -5,6 +5,7 @@
 
 #include "core/error.h"
 #include "core/thread_name.h"
+#include "watch/long_wait.h"
 
 namespace horon {
 namespace {
@@ -200,7 +201,17 @@ std::shared_ptr<NamedOperation> NamedEngine::wait(std::uint64_t handle,
       return operation;
     }
   }
-  attend_until([&] { return operation->is_done; }, nullptr, check_interrupt);
+  LongWait long_wait;
+  const auto look_at_wait = [&] {
+    // Rank 0 reports what stalls, and who is missing: see stall.h.
+    long_wait.look(Deadline::after(options_.timeout), [&](bool) {
+      return Waiting{
+          concat(name(operation->request->kind), " '", operation->request->name(), "'"), {}, false};
+    });
+  };
+  const Look look(look_at_wait);
+  attend_until([&] { return operation->is_done; }, nullptr, check_interrupt, Manner::kPatiently,
+               &look);
   const std::lock_guard lock(mutex_);
   operations_.erase(handle);
   return operation;

@@ -168,11 +168,13 @@ class NamedEngine {
   // How to attend. Briefly: without sleeping, but whatever is agreed on is carried out.
   enum class Manner : std::uint8_t { kPatiently, kBriefly };
   // Attends until is_done() (called with the mutex), or sleeps while another thread does. False
-  // when the deadline, if any, passed first.
+  // when the deadline, if any, passed first. `look`, if any, is called now and then.
+  using Look = FunctionRef<void()>;
   bool attend_until(FunctionRef<bool()> is_done, const Deadline* deadline,
-                    InterruptCheck check_interrupt, Manner manner = Manner::kPatiently);
+                    InterruptCheck check_interrupt, Manner manner = Manner::kPatiently,
+                    const Look* look = nullptr);
   void attend(FunctionRef<bool()> is_done, const Deadline* deadline, InterruptCheck check_interrupt,
-              Manner manner);
+              Manner manner, const Look* look);
   void begin_counting_meetings();
   Operation begin_meeting(std::uint64_t handle, std::uint32_t* meeting);
   void leave();

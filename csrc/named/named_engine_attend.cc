@@ -25,7 +25,7 @@ std::chrono::nanoseconds at_most(std::chrono::nanoseconds time, const Deadline* 
 }  // namespace
 
 bool NamedEngine::attend_until(FunctionRef<bool()> is_done, const Deadline* deadline,
-                               InterruptCheck check_interrupt, Manner manner) {
+                               InterruptCheck check_interrupt, Manner manner, const Look* look) {
   std::unique_lock lock(mutex_);
   if (is_done()) {
     return true;
@@ -42,7 +42,7 @@ bool NamedEngine::attend_until(FunctionRef<bool()> is_done, const Deadline* dead
       attendant_ = Attendant::kForeground;
       lock.unlock();
       try {
-        attend(is_done, deadline, check_interrupt, manner);
+        attend(is_done, deadline, check_interrupt, manner, look);
       } catch (...) {
         leave();
         stop_waiting(lock);
@@ -56,6 +56,9 @@ bool NamedEngine::attend_until(FunctionRef<bool()> is_done, const Deadline* dead
       channel_->wake();  // it may only be spinning
     }
     changed_.wait_for(lock, at_most(kLookAround, deadline));
+    if (look != nullptr) {
+      (*look)();
+    }
     if (check_interrupt != nullptr && !is_done()) {
       lock.unlock();
       try {
@@ -83,7 +86,7 @@ void NamedEngine::stop_waiting(std::unique_lock<std::mutex>& lock) {
 
 // On the thread that is the attendant, in the foreground.
 void NamedEngine::attend(FunctionRef<bool()> is_done, const Deadline* deadline,
-                         InterruptCheck check_interrupt, Manner manner) {
+                         InterruptCheck check_interrupt, Manner manner, const Look* look) {
   channel_->attend();
   free_since_ = Clock::now();
   is_meeting_ = manner == Manner::kBriefly;
@@ -130,6 +133,9 @@ void NamedEngine::attend(FunctionRef<bool()> is_done, const Deadline* deadline,
       channel_->sleep(Sleeper::kForeground, seen, limit);
     }
     look_around();
+    if (look != nullptr) {
+      (*look)();
+    }
     if (check_interrupt != nullptr) {
       (*check_interrupt)();
     }

@@ -8,6 +8,7 @@
 #include "core/who_died.h"
 #include "named/named_engine.h"
 #include "named/stall.h"
+#include "watch/stall_report.h"
 
 namespace horon {
 namespace {
@@ -314,10 +315,13 @@ void NamedEngine::report_stalls() {
     deliver_decisions();
   }
   if (options_.stall_check.count() > 0 && now - last_report_ >= options_.stall_check) {
-    const std::string report = stall_report(agreement_->stalled(now, options_.stall_check));
-    if (!report.empty()) {
+    const auto stalled = agreement_->stalled(now, options_.stall_check);
+    if (!stalled.empty()) {
       last_report_ = now;
-      log_warning(report);
+      ask_about(channel_->late_ranks(missing_ranks(stalled)),
+                [report = stall_report(stalled)](const std::string& about) {
+                  log_warning(report + about);
+                });
     }
   }
 }

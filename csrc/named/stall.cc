@@ -1,5 +1,7 @@
 #include "named/stall.h"
 
+#include <set>
+
 #include "core/error.h"
 #include "core/rank_list.h"
 
@@ -17,6 +19,14 @@ std::string set_text(int process_set) {
 }
 
 }  // namespace
+
+std::vector<int> missing_ranks(const std::vector<StalledOperation>& operations) {
+  std::set<int> missing;
+  for (const StalledOperation& operation : operations) {
+    missing.insert(operation.missing.begin(), operation.missing.end());
+  }
+  return {missing.begin(), missing.end()};
+}
 
 std::string stall_error(const StalledOperation& operation) {
   return concat(name(operation.kind), " '", operation.name, "'", set_text(operation.process_set),

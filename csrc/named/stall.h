@@ -24,4 +24,7 @@ std::string stall_error(const StalledOperation& operation);
 // A report of several lines; empty when nothing is stalled.
 std::string stall_report(const std::vector<StalledOperation>& operations);
 
+// All that are missing for any of them, in order.
+std::vector<int> missing_ranks(const std::vector<StalledOperation>& operations);
+
 }  // namespace horon

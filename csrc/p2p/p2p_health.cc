@@ -98,8 +98,8 @@ void P2pEngine::look_at_wait(LongWait& wait) const {
   if (pending.empty()) {
     return;
   }
-  const auto first_to_end = std::min_element(
-      pending.begin(), pending.end(), [](const P2pOp* one, const P2pOp* other) {
+  const auto first_to_end =
+      std::min_element(pending.begin(), pending.end(), [](const P2pOp* one, const P2pOp* other) {
         return one->deadline.at() < other->deadline.at();
       });
   wait.look((*first_to_end)->deadline, [&](bool) {

@@ -787,8 +787,7 @@ class Rendezvous {
   }
 
   Waiting what_is_awaited(const char* what, int rank, bool is_report) {
-    const std::vector<int> missing =
-        is_report ? all_without(what, rank) : std::vector<int>{rank};
+    const std::vector<int> missing = is_report ? all_without(what, rank) : std::vector<int>{rank};
     Waiting waiting;
     waiting.operation = concat("rank ", number(identity_.rank), ", making a group of ",
                                identity_.n_ranks, " ranks (init_process_group, new_group),");

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/error.h"
+#include "shm/late_rank.h"
 
 namespace horon {
 namespace {
@@ -208,6 +209,15 @@ std::string ShmControlChannel::failure() {
 bool ShmControlChannel::has_departed(int rank) {
   // Acquire: what it sent before can be received.
   return segment_->words(rank).departed.load(std::memory_order_acquire) != 0;
+}
+
+std::vector<LateRank> ShmControlChannel::late_ranks(const std::vector<int>& ranks) const {
+  std::vector<LateRank> late;
+  late.reserve(ranks.size());
+  for (const int rank : ranks) {
+    late.push_back(late_rank(*segment_, *peers_, rank));
+  }
+  return late;
 }
 
 void ShmControlChannel::poison(const std::string& reason) { segment_->poison(0, reason); }

@@ -40,6 +40,7 @@ class ShmControlChannel final : public ControlChannel {
   bool is_poisoned() override;
   std::string failure() override;
   bool has_departed(int rank) override;
+  std::vector<LateRank> late_ranks(const std::vector<int>& ranks) const override;
   void poison(const std::string& reason) override;
   void depart() override;
 

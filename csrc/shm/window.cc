@@ -6,6 +6,8 @@
 
 #include "core/error.h"
 #include "core/fork_guard.h"
+#include "shm/late_rank.h"
+#include "watch/long_wait.h"
 
 namespace horon {
 namespace {
@@ -189,7 +191,14 @@ std::shared_ptr<ExpectedSignal> Window::expect_signal(int source) {
 }
 
 void Window::await(int source, const ExpectedSignal& signal, const WaitContext& context) {
-  const auto check = [&] { check_wait(source, signal, context.deadline); };
+  LongWait wait;
+  const auto check = [&] {
+    check_wait(source, signal, context.deadline);
+    wait.look(context.deadline, [&](bool) {
+      return Waiting{concat("window.wait_signal on rank ", peers_.rank),
+                     {late_rank(segment_, peers_, source)}};
+    });
+  };
   incoming_[static_cast<std::size_t>(source)].await(signal, check, context);
 }
 

@@ -102,16 +102,16 @@ void LongWait::look(const Deadline& deadline, FunctionRef<Waiting(bool is_report
   if (!is_due && now < told_->next_update) {
     return;
   }
-  Waiting waiting = describe(is_due);
+  const Waiting waiting = describe(is_due);
   told_->next_update = now + kLong;
   {
     const std::lock_guard lock(list.mutex);
-    list.waits[told_->entry] = {concat(kWaits, waiting.operation, ", for ", all_names(waiting.late)),
-                                since_};
+    list.waits[told_->entry] = {
+        concat(kWaits, waiting.operation, ", for ", all_names(waiting.late)), since_};
   }
   if (is_due && waiting.reports) {
     told_->operation = waiting.operation;
-    StallReports::report(told_->reports, std::move(waiting), seconds_since(since_));
+    StallReports::report(told_->reports, waiting, seconds_since(since_));
   }
 }
 

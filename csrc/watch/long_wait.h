@@ -15,14 +15,9 @@
 
 #include "core/deadline.h"
 #include "core/function_ref.h"
+#include "core/late_rank.h"
 
 namespace horon {
-
-struct LateRank {
-  std::string name;        // "rank 1 (pid 4711)"
-  std::uint64_t post = 0;  // of its process, see WatchPost; 0: it can not be asked
-  std::string state;       // what the system says of its process, if that is news: "is stopped"
-};
 
 // What is waited for.
 struct Waiting {

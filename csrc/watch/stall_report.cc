@@ -67,27 +67,50 @@ std::string about(const LateRank& rank, const std::optional<std::string>& answer
 
 }  // namespace
 
-std::string stall_text(const Waiting& waiting, std::chrono::seconds waited,
-                       const std::vector<std::optional<std::string>>& answers, pid_t pid) {
-  std::string text = concat(
-      waiting.operation, " has waited ", waited.count(), " s for ",
-      waiting.late.empty() ? std::string("another rank")
-                           : concat(short_list(waiting.late),
-                                    waiting.late.size() == 1 ? ", which has" : ", which have",
-                                    " not come to it"),
-      '.');
-  for (std::size_t i = 0; i < waiting.late.size(); ++i) {
-    const std::string line = about(waiting.late[i], i < answers.size() ? answers[i] : std::nullopt);
-    if (!line.empty() && (i < kMostAsked || i < answers.size())) {
+std::string late_text(const std::vector<LateRank>& late,
+                      const std::vector<std::optional<std::string>>& answers, pid_t pid) {
+  std::string text;
+  for (std::size_t i = 0; i < answers.size(); ++i) {
+    const std::string line = about(late[i], answers[i]);
+    if (!line.empty()) {
       text += '\n' + indented(line, "    ");
     }
-    if (i < answers.size() && answers[i] && waits_for(*answers[i], pid)) {
+    if (answers[i] && waits_for(*answers[i], pid)) {
       text += concat("\n    So it waits for this process (pid ", pid, "), and this one for it: ",
                      "neither comes to what the other is in. Do all ranks call the same ",
                      "operations, of the same groups, in the same order?");
     }
   }
   return text;
+}
+
+std::string stall_text(const Waiting& waiting, std::chrono::seconds waited) {
+  return concat(
+      waiting.operation, " has waited ", waited.count(), " s for ",
+      waiting.late.empty()
+          ? std::string("another rank")
+          : concat(short_list(waiting.late),
+                   waiting.late.size() == 1 ? ", which has" : ", which have", " not come to it"),
+      '.');
+}
+
+void ask_about(std::vector<LateRank> late, std::function<void(const std::string& text)> use) {
+  auto errand = [late = std::move(late), use = std::move(use)] {
+    std::vector<std::optional<std::string>> answers;
+    for (std::size_t i = 0; i < std::min(late.size(), kMostAsked); ++i) {
+      const std::optional<Answer> answer = ask(late[i].post, Deadline::after(kPatience));
+      answers.push_back(answer ? answer->text : std::nullopt);
+    }
+    use(late_text(late, answers, ::getpid()));
+  };
+  try {
+    std::thread([errand] {
+      name_this_thread("horon-report");
+      errand();
+    }).detach();
+  } catch (const std::system_error&) {  // no more threads: then the wait is for the answers, too
+    errand();
+  }
 }
 
 void StallReports::log(const std::string& text) {
@@ -104,24 +127,11 @@ bool StallReports::end() {
   return has_reported_;
 }
 
-void StallReports::report(const std::shared_ptr<StallReports>& reports, Waiting waiting,
+void StallReports::report(const std::shared_ptr<StallReports>& reports, const Waiting& waiting,
                           std::chrono::seconds waited) {
-  auto report = [reports, waiting = std::move(waiting), waited] {
-    std::vector<std::optional<std::string>> answers;
-    for (std::size_t i = 0; i < std::min(waiting.late.size(), kMostAsked); ++i) {
-      const std::optional<Answer> answer = ask(waiting.late[i].post, Deadline::after(kPatience));
-      answers.push_back(answer ? answer->text : std::nullopt);
-    }
-    reports->log(stall_text(waiting, waited, answers, ::getpid()));
-  };
-  try {
-    std::thread([report] {
-      name_this_thread("horon-report");
-      report();
-    }).detach();
-  } catch (const std::system_error&) {  // no more threads: then the wait is for the answers, too
-    report();
-  }
+  ask_about(waiting.late, [reports, begin = stall_text(waiting, waited)](const std::string& text) {
+    reports->log(begin + text);
+  });
 }
 
 }  // namespace horon

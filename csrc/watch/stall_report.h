@@ -4,6 +4,7 @@
 #include <sys/types.h>
 
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -14,17 +15,25 @@
 
 namespace horon {
 
-// Several lines. `answers`: what the late ranks' processes said, by their order; nothing of one
-// that did not answer. `pid`: this process, to tell whether one waits for it. Pure.
-std::string stall_text(const Waiting& waiting, std::chrono::seconds waited,
-                       const std::vector<std::optional<std::string>>& answers, pid_t pid);
+// One line. Pure.
+std::string stall_text(const Waiting& waiting, std::chrono::seconds waited);
+
+// What is known of the late ranks: nothing, or indented lines, each after a line's end. `answers`:
+// what their processes said, of the first of them, in order; nothing of one that did not answer.
+// `pid`: this process, to tell whether one of them waits for it. Pure.
+std::string late_text(const std::vector<LateRank>& late,
+                      const std::vector<std::optional<std::string>>& answers, pid_t pid);
+
+// Asks the ranks (the first few, if they are many) where they are, and calls `use` with what
+// late_text() makes of that, on a thread that nobody waits for.
+void ask_about(std::vector<LateRank> late, std::function<void(const std::string& text)> use);
 
 // What is told of one wait, by several threads.
 class StallReports {
  public:
   // Asks the late ranks (the first few, if they are many) where they are, and logs a report, unless
   // the wait has ended by then. Does not wait for that.
-  static void report(const std::shared_ptr<StallReports>& reports, Waiting waiting,
+  static void report(const std::shared_ptr<StallReports>& reports, const Waiting& waiting,
                      std::chrono::seconds waited);
 
   // The wait is over. Whether anything was reported.

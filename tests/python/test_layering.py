@@ -38,7 +38,7 @@ MAY_INCLUDE = {
     "shm": {"core", "reduce", "watch"},
     "cross": {"core", "reduce", "watch"},
     "p2p": {"core", "cross", "shm", "watch"},
-    "named": {"core", "reduce"},
+    "named": {"core", "reduce", "watch"},
     "nccl": {"core", "cuda"},
 }
 BETWEEN_LAYERS = {("nccl/named_batch_plan.h", "named")}

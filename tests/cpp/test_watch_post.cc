@@ -1,0 +1,121 @@
+#include "watch/watch_post.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <memory>
+#include <thread>
+
+#include "catch.h"
+#include "in_child.h"
+#include "rank_threads.h"
+#include "watch/long_wait.h"
+
+using namespace horon;
+using namespace horon::testing;
+
+namespace {
+
+bool has_said(const std::optional<Answer>& answer, const std::string& part) {
+  return answer && answer->text && answer->text->find(part) != std::string::npos;
+}
+
+}  // namespace
+
+TEST_CASE("watch post: says what its process waits for, computes, and adds") {
+  const WatchPost post([](const Deadline&) { return std::string("Its main thread: f"); });
+  const auto answer = ask(post.number(), patient());
+  REQUIRE(has_said(answer, "is in no call of horon that waits"));
+  REQUIRE(has_said(answer, "% of a core.\nIts main thread: f"));
+  REQUIRE(answer->pid == ::getpid());
+  REQUIRE(has_said(ask(post.number(), patient()), "Its main thread"));  // again
+}
+
+TEST_CASE("watch post: nobody answers for one that does not exist") {
+  std::uint64_t number = 0;
+  {
+    const WatchPost post({});
+    number = post.number();
+    REQUIRE(has_said(ask(number, patient()), "% of a core."));
+  }
+  REQUIRE_FALSE(ask(number, patient()).has_value());
+  REQUIRE_FALSE(ask(0, patient()).has_value());
+}
+
+TEST_CASE("watch post: several in a process, and all can be found") {
+  const WatchPost one([](const Deadline&) { return std::string("the one"); });
+  const WatchPost other([](const Deadline&) { return std::string("the other"); });
+  REQUIRE(one.number() != other.number());
+  REQUIRE(has_said(ask(one.number(), patient()), "the one"));
+  REQUIRE(has_said(ask(other.number(), patient()), "the other"));
+  const auto found = find_watch_posts();
+  REQUIRE(std::count(found.begin(), found.end(), one.number()) == 1);
+  REQUIRE(std::count(found.begin(), found.end(), other.number()) == 1);
+}
+
+TEST_CASE("watch post: who does not answer in time is there all the same") {
+  std::atomic<bool> may_go{false};
+  const WatchPost post([&](const Deadline&) {
+    while (!may_go) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    return std::string();
+  });
+  const auto answer = ask(post.number(), soon());
+  may_go = true;
+  REQUIRE(answer.has_value());
+  REQUIRE_FALSE(answer->text.has_value());
+  REQUIRE(has_said(ask(post.number(), patient()), "% of a core."));  // nobody listened to the first
+}
+
+TEST_CASE("watch post: a long text is cut") {
+  const WatchPost post([](const Deadline&) { return std::string(1 << 20, 'x'); });
+  const auto answer = ask(post.number(), patient());
+  REQUIRE(has_said(answer, "xxx"));
+  REQUIRE(answer->text->size() < (std::size_t{1} << 17));
+}
+
+TEST_CASE("watch post: a forked child has none, and does not disturb its parent's") {
+  auto post = std::make_unique<WatchPost>(WatchPost::Tell());
+  const std::uint64_t number = post->number();
+  const pid_t parent = ::getpid();
+  const int status = in_child([&] {
+    post.reset();
+    const auto answer = ask(number, patient());
+    return answer && answer->pid == parent && answer->text ? 0 : 1;
+  });
+  REQUIRE(status == 0);
+  REQUIRE(has_said(ask(number, patient()), "% of a core."));
+  post.reset();
+  REQUIRE_FALSE(ask(number, patient()).has_value());
+}
+
+TEST_CASE("long wait: is in the list while it lasts, from the first second on") {
+  const Deadline deadline = patient();
+  {
+    LongWait wait;
+    int n_described = 0;
+    const auto look = [&] {
+      wait.look(deadline, [&](bool) {
+        ++n_described;
+        return Waiting{"barrier #3 of a test", {{"rank 1 (pid 101)", 0, ""}}, false};
+      });
+    };
+    look();
+    look();
+    REQUIRE(describe_long_waits().empty());
+    REQUIRE(n_described == 0);
+    while (n_described == 0 && !deadline.has_passed()) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+      look();
+    }
+    REQUIRE(describe_long_waits() ==
+            "waits in barrier #3 of a test, for rank 1 (pid 101), since 1 s");
+    look();
+    REQUIRE(n_described == 1);  // not at each look
+    const WatchPost post({});
+    REQUIRE(has_said(ask(post.number(), patient()), "waits in barrier #3 of a test"));
+  }
+  REQUIRE(describe_long_waits().empty());
+}
