@@ -13,7 +13,7 @@ _MOST_OTHERS = 6
 
 def _frames(frame: FrameType | None, most: int) -> list[str]:
     """Returns a line for each frame, the innermost first. Reads no file: a hanging one may be what hangs."""
-    lines = []
+    lines: list[str] = []
     while frame is not None:
         if len(lines) == most:
             lines.append("  ...")
@@ -29,7 +29,7 @@ def describe_threads() -> str:
     stacks.pop(threading.get_ident(), None)
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     main = threading.main_thread().ident
-    lines = []
+    lines: list[str] = []
     if main in stacks:
         lines += ["Its main thread, innermost first:", *_frames(stacks.pop(main), _MOST_FRAMES)]
     for ident, frame in list(stacks.items())[:_MOST_OTHERS]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
 from collections.abc import Sequence
 from datetime import timedelta
 
-import psutil
+import psutil  # type: ignore[import-untyped,unused-ignore]
 
 from horon._version import __version__
 
@@ -26,6 +27,13 @@ def _title(pid: int) -> str:
     except psutil.Error:
         return f"pid {pid}"
     return f"pid {pid}{f' (rank {rank})' if rank else ''}: {command}"
+
+
+def _without_answer(pid: int) -> str:
+    with contextlib.suppress(psutil.Error):
+        if psutil.Process(pid).status() == psutil.STATUS_STOPPED:
+            return "is stopped (SIGSTOP or Ctrl-Z; SIGCONT lets it go on)"
+    return "did not answer: it is stopped, or gets no CPU time"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -48,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             answers.append(answer)
     for pid, text in sorted(answers):
         print(_title(pid))
-        lines = (text or "does not answer: it is stopped, or gets no CPU time").splitlines()
+        lines = (text or _without_answer(pid)).splitlines()
         print("\n".join(f"    {line}" for line in lines), flush=True)
     if not answers:
         print("no process of yours on this host that uses horon was found", file=sys.stderr)
