@@ -132,7 +132,8 @@ bool MessageSocket::receive(MessageSink& sink) {
       if (said_goodbye_) {  // it may end in an error if what was sent here met nobody
         state_ = State::kLeft;
       } else {
-        lose(result == 0 ? "it closed its connection" : system_error_text("recv", errno));
+        const bool has_ended = result == 0 || errno == ECONNRESET || errno == EPIPE;
+        lose(has_ended ? "" : system_error_text("recv", errno));
       }
       return true;
     }

@@ -39,7 +39,7 @@ class MessageSocket {
   int fd() const { return peer_.socket.get(); }
   const std::string& description() const { return peer_.description; }
   State state() const { return state_; }
-  // Of one that is kLost.
+  // Of one that is kLost. Empty: the process at the other end has ended.
   const std::string& why_lost() const { return why_lost_; }
 
   // Sending, in the order of the calls; flush() does it. Payloads are copied.

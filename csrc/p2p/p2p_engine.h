@@ -144,6 +144,8 @@ class P2pEngine : public std::enable_shared_from_this<P2pEngine> {
   Fates look_at_peers() const;
   std::exception_ptr verdict(const P2pOp& op, int peer, const Fates& fates) const;
   std::string describe(int peer) const;
+  // " died", of one that has not left and is not there.
+  std::string how_lost(int peer) const;
   bool is_with_peer(const P2pOp& op) const;
   // For who waits for some message: what is pending.
   void look_at_wait(LongWait& wait) const;

@@ -22,7 +22,7 @@ struct P2pEngine::Fates {
   enum class Fate { kHere, kLeft, kDied };
 
   std::vector<Fate> of;  // by rank
-  std::string died;      // who, for messages
+  std::string died;      // who, and how, for messages
   bool is_alone = true;  // nobody else is here
 };
 
@@ -30,6 +30,13 @@ std::string P2pEngine::describe(int peer) const {
   const auto index = static_cast<std::size_t>(peer);
   return local_[index] >= 0 ? peers_->describe(local_[index])
                             : outgoing_[index].socket->description();
+}
+
+std::string P2pEngine::how_lost(int peer) const {
+  const MessageSocket* socket = outgoing_[static_cast<std::size_t>(peer)].socket;
+  return socket == nullptr || socket->why_lost().empty()
+             ? " died"
+             : concat(" can not be reached any more (", socket->why_lost(), ")");
 }
 
 P2pEngine::Fates P2pEngine::look_at_peers() const {
@@ -52,7 +59,7 @@ P2pEngine::Fates P2pEngine::look_at_peers() const {
     const int rank = static_cast<int>(peer);
     fates.of.push_back(fate_of(peer));
     if (fates.of.back() == Fate::kDied) {
-      fates.died += (fates.died.empty() ? "" : ", ") + describe(rank);
+      fates.died += (fates.died.empty() ? "" : ", ") + describe(rank) + how_lost(rank);
     } else if (fates.of.back() == Fate::kHere && rank != rank_) {
       fates.is_alone = false;
     }
@@ -66,12 +73,12 @@ std::exception_ptr P2pEngine::verdict(const P2pOp& op, int peer, const Fates& fa
   std::string lost;
   if (peer == kAnySource) {
     if (!fates.died.empty()) {
-      lost = fates.died + " died";
+      lost = fates.died;
     } else if (fates.is_alone) {
       lost = "all other ranks left the group";
     }
   } else if (const Fate fate = fates.of[static_cast<std::size_t>(peer)]; fate != Fate::kHere) {
-    lost = concat(describe(peer), fate == Fate::kLeft ? " left the group" : " died");
+    lost = concat(describe(peer), fate == Fate::kLeft ? " left the group" : how_lost(peer));
   }
   if (!lost.empty()) {
     return std::make_exception_ptr(PeerLostError(concat(op.describe(), ": ", lost, ".")));

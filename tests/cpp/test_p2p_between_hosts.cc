@@ -73,6 +73,14 @@ class Hosts {
       }
     }
   }
+  // Past the engine.
+  void say(int rank, int to, const Frame& frame) {
+    for (const Socket& socket : sockets_) {
+      if (socket.rank == rank && socket.peer == to) {
+        REQUIRE(::send(socket.fd, &frame, sizeof frame, 0) == sizeof frame);
+      }
+    }
+  }
   LocalGroup& group(std::size_t host) { return *groups_[host]; }
 
  private:
@@ -381,6 +389,21 @@ TEST_CASE("p2p hosts: an abort reaches the others with its reason") {
   const std::string next = text_of(error_of([&] { hosts[1].receive(0, 0, 8)->finish(); }));
   INFO(next);
   REQUIRE(contains(next, "somebody had enough"));
+}
+
+TEST_CASE("p2p hosts: a connection that ends without its process is not called a death") {
+  Hosts hosts({0, 1});
+  const auto from_it = hosts[0].receive(1, 0, 8);
+  const auto from_any = hosts[0].receive(kAnySource, 1, 8);
+  Frame frame;
+  frame.payload_bytes = std::uint64_t{1} << 40;
+  hosts.say(1, 0, frame);
+  for (Pending* pending : {from_it.get(), from_any.get()}) {
+    const std::string text = text_of(pending->error());
+    INFO(text);
+    REQUIRE(contains(text, "can not be reached any more (it sent 1099511627776 bytes"));
+    REQUIRE_FALSE(contains(text, "died"));
+  }
 }
 
 TEST_CASE("p2p hosts: what is no message of ours ends the connection") {
