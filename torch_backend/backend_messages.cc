@@ -61,6 +61,7 @@ struct Message final : P2pOp {
   std::shared_ptr<Hooks> hooks;
   std::weak_ptr<Group> group;
 
+  bool is_for(const void* waiter) const override { return work.get() == waiter; }
   void complete(const std::exception_ptr& error, int source) noexcept override {
     call_out.emplace();
     std::exception_ptr outcome = error;

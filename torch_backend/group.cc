@@ -124,7 +124,8 @@ std::shared_ptr<Group> Group::make(const c10::intrusive_ptr<c10d::Store>& store,
                                    std::chrono::milliseconds timeout, const GlooFactory& make_gloo,
                                    std::function<void()> look_around) {
   options.validate();
-  (void)stall_check_from_environment();  // what is wrong with it is said here
+  (void)stall_check_from_environment();  // what is wrong with them is said here
+  (void)watch_from_environment();
   std::shared_ptr<Group> group(new Group(timeout));
   StoreAdapter adapter(store, std::move(look_around));
   // Here, where all ranks come by: groups of one name come again on the same store.

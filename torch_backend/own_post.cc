@@ -3,6 +3,7 @@
 #include <pybind11/pybind11.h>
 
 #include <atomic>
+#include <cmath>
 #include <condition_variable>
 #include <memory>
 #include <mutex>
@@ -47,6 +48,9 @@ std::string describe_python() {
 class PythonsWord {
  public:
   std::string operator()(const Deadline& deadline) {
+    if (errand_ && has_ended(*errand_)) {
+      errand_.reset();  // of an earlier question: it says where this process was
+    }
     if (!errand_ && !send()) {
       return "";
     }
@@ -54,7 +58,7 @@ class PythonsWord {
     if (!errand_->ended.wait_until(lock, deadline.at(), [&] { return errand_->is_done; })) {
       const std::chrono::duration<double> time = Clock::now() - errand_->began;
       return concat("Its Python does not answer: native code has kept the global interpreter lock ",
-                    "for ", static_cast<int>(time.count() + 0.5), " s.");
+                    "for ", std::lround(time.count()), " s.");
     }
     const std::string text = std::move(errand_->text);
     lock.unlock();
@@ -63,10 +67,15 @@ class PythonsWord {
   }
 
  private:
+  static bool has_ended(Errand& errand) {
+    const std::lock_guard lock(errand.mutex);
+    return errand.is_done;
+  }
+
   bool send() {
     errand_ = std::make_shared<Errand>();
     try {
-      std::thread([errand = errand_] {
+      quiet_thread([errand = errand_] {
         name_this_thread("horon-tell");
         std::string text = describe_python();
         const std::lock_guard lock(errand->mutex);

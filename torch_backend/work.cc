@@ -54,7 +54,7 @@ bool HoronWork::leave_to_threads(Group& group) const {
 void HoronWork::help_here(Group& group) const {
   const auto is_done = [this] { return is_finished(); };
   if (origin_.mover == Mover::kMessages) {
-    group.p2p()->help_until(is_done, interrupt_check());
+    group.p2p()->help_until(is_done, interrupt_check(), this);
   } else {
     group.lane()->help_until(is_done);
   }

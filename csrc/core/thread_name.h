@@ -3,6 +3,8 @@
 
 #include <pthread.h>
 
+#include <csignal>
+
 #include <system_error>
 #include <thread>
 #include <utility>
@@ -24,11 +26,31 @@ inline void name_this_thread(const char* name) {
   detail::is_own_thread = true;
 }
 
+// A thread that takes no signals: those are for the program's own threads, which may have blocked
+// some, to wait for them or until a better time. Throws std::system_error where the system gives
+// none.
+template <typename Run>
+std::thread quiet_thread(Run&& run) {
+  sigset_t all;
+  sigfillset(&all);
+  for (const int fault : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGABRT}) {
+    sigdelset(&all, fault);
+  }
+  struct Mask {  // which a new thread inherits
+    explicit Mask(const sigset_t& blocked) { ::pthread_sigmask(SIG_BLOCK, &blocked, &before); }
+    ~Mask() { ::pthread_sigmask(SIG_SETMASK, &before, nullptr); }
+    Mask(const Mask&) = delete;
+    Mask& operator=(const Mask&) = delete;
+    sigset_t before{};
+  } const mask(all);
+  return std::thread(std::forward<Run>(run));
+}
+
 // Throws Error where the system gives none. For threads that nothing goes without.
 template <typename Run>
 std::thread start_thread(Run&& run) {
   try {
-    return std::thread(std::forward<Run>(run));
+    return quiet_thread(std::forward<Run>(run));
   } catch (const std::system_error& error) {
     throw Error(concat("the system gives this process no more threads: ", error.what(),
                        " (ulimit -u, or pids.max of its cgroup)"));

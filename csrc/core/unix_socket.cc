@@ -72,6 +72,21 @@ UniqueFd connect_to(const std::string& name) {
   return fd;
 }
 
+UniqueFd connect_until(const std::string& name, const Deadline& wait_until) {
+  constexpr std::chrono::milliseconds kAgainAfter{10};  // no event tells of room in a backlog
+  UniqueFd fd(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  HORON_CHECK(fd, system_error_text("socket(AF_UNIX)", errno));
+  socklen_t length = 0;
+  const sockaddr_un address = abstract_address(name, &length);
+  while (::connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), length) != 0) {
+    if (errno != EAGAIN || wait_until.has_passed()) {
+      return UniqueFd();
+    }
+    std::this_thread::sleep_for(kAgainAfter);
+  }
+  return fd;
+}
+
 UniqueFd accept_until(int listener, const Deadline& wait_until) {
   if (!wait_readable(listener, wait_until)) {
     return UniqueFd();

@@ -26,6 +26,9 @@ UniqueFd listen_on(const std::string& name);
 // Connects; an empty UniqueFd when nobody listens there (another network namespace, or gone).
 UniqueFd connect_to(const std::string& name);
 
+// The same, but does not wait for longer where nobody accepts connections.
+UniqueFd connect_until(const std::string& name, const Deadline& wait_until);
+
 // Waits for the next connection until `wait_until` has passed: then an empty UniqueFd.
 UniqueFd accept_until(int listener, const Deadline& wait_until);
 

@@ -145,7 +145,7 @@ bool MessageSockets::arm() {
   }
   if (!thread_.joinable()) {
     try {
-      thread_ = std::thread([this] { watch(); });
+      thread_ = quiet_thread([this] { watch(); });
     } catch (const std::system_error& error) {
       has_no_thread_ = true;
       log_warning(concat("the system gives no thread to watch connections (", error.what(),

@@ -120,6 +120,7 @@ void TcpByteTransport::exchange(const SentSpans& send, const ReceivedSpans& rece
       wait(context, long_wait);
     }
   }
+  long_wait.go_on();
 }
 
 bool TcpByteTransport::send_some(Connection& connection) {
@@ -197,7 +198,7 @@ void TcpByteTransport::look_around(const WaitContext& context, LongWait& long_wa
   }
   check_aborted();
   if (!context.deadline.has_passed()) {
-    long_wait.look(context.deadline, [&](bool) { return what_is_awaited(); });
+    long_wait.look(context.deadline, [&](bool) { return what_is_awaited(context); });
     return;
   }
   std::string whom;
@@ -212,7 +213,7 @@ void TcpByteTransport::look_around(const WaitContext& context, LongWait& long_wa
       concat("Timed out waiting ", context.deadline.timeout().count(), "ms for ", whom), missing);
 }
 
-Waiting TcpByteTransport::what_is_awaited() const {
+Waiting TcpByteTransport::what_is_awaited(const WaitContext& context) const {
   Waiting waiting;
   const OperationName* operation = RunningOperation::of_this_thread();
   waiting.operation = operation == nullptr ? "an operation" : describe(*operation);
@@ -224,6 +225,7 @@ Waiting TcpByteTransport::what_is_awaited() const {
     }
   }
   waiting.reports = is_first_to_come(rank_, missing);
+  waiting.is_blocking = context.may_linger;
   return waiting;
 }
 

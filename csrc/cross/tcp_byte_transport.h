@@ -66,7 +66,7 @@ class TcpByteTransport final : public ByteTransport {
   // Throws at the deadline (TimeoutError, which names whom it waits for), after abort(), and what
   // the context throws.
   void look_around(const WaitContext& context, LongWait& long_wait);
-  Waiting what_is_awaited() const;
+  Waiting what_is_awaited(const WaitContext& context) const;
   // Until a socket can go on, or for a while.
   void wait(const WaitContext& context, LongWait& long_wait);
   void check_aborted();

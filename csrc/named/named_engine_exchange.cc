@@ -318,7 +318,7 @@ void NamedEngine::report_stalls() {
     const auto stalled = agreement_->stalled(now, options_.stall_check);
     if (!stalled.empty()) {
       last_report_ = now;
-      ask_about(channel_->late_ranks(missing_ranks(stalled)),
+      ask_about(channel_->late_ranks(missing_ranks(stalled)), false,
                 [report = stall_report(stalled)](const std::string& about) {
                   log_warning(report + about);
                 });

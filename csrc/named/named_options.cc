@@ -44,6 +44,7 @@ NamedOptions NamedOptions::from_environment() {
   if (const auto is_on = switch_from_environment("JOIN_ALL_OPERATIONS")) {
     options.join_everything = *is_on;
   }
+  (void)watch_from_environment();  // what is wrong with it is said here
   options.interfaces = network_interfaces_from_environment();
   return options;
 }

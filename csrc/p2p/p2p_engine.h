@@ -83,8 +83,10 @@ class P2pEngine : public std::enable_shared_from_this<P2pEngine> {
   void start(const std::shared_ptr<P2pOp>& op);
 
   // Moves messages on this thread until `is_done()`, which is called with no lock held and must
-  // turn true when some operation completes. Throws what check_interrupt throws.
-  void help_until(FunctionRef<bool()> is_done, const std::function<void()>* check_interrupt);
+  // turn true when some operation completes. Throws what check_interrupt throws. `waiter`: whom
+  // that operation knows (P2pOp::is_for), for reports of waits that last; may be null.
+  void help_until(FunctionRef<bool()> is_done, const std::function<void()>* check_interrupt,
+                  const void* waiter = nullptr);
 
   // Moves what can be moved now.
   void poll();
@@ -147,8 +149,9 @@ class P2pEngine : public std::enable_shared_from_this<P2pEngine> {
   // " died", of one that has not left and is not there.
   std::string how_lost(int peer) const;
   bool is_with_peer(const P2pOp& op) const;
-  // For who waits for some message: what is pending.
-  void look_at_wait(LongWait& wait) const;
+  // The pending operation that `waiter` waits for; null: none.
+  Op find_awaited(const void* waiter) const;
+  void look_at_wait(LongWait& wait, const P2pOp& op) const;
   bool is_busy() const;
   bool has_work() const { return is_busy() || has_callbacks(); }
   bool is_awaited(int peer) const;
@@ -170,7 +173,7 @@ class P2pEngine : public std::enable_shared_from_this<P2pEngine> {
   void background_loop();
   // The loop of help_until(). What it throws may come with the lock or without.
   void help(FunctionRef<bool()> is_done, const std::function<void()>* check_interrupt,
-            std::unique_lock<std::mutex>& lock);
+            const void* waiter, std::unique_lock<std::mutex>& lock);
   // Whether a peer of a pending message was last seen on this core. Takes the lock.
   bool is_core_needed();
   enum class Caller { kHelper, kOther };  // kHelper: is counted in helpers_

@@ -1,8 +1,6 @@
 // P2pEngine: what time and the death of others do to pending messages.
 
 #include <algorithm>
-#include <set>
-#include <vector>
 
 #include "core/error.h"
 #include "core/rank_list.h"
@@ -91,38 +89,33 @@ std::exception_ptr P2pEngine::verdict(const P2pOp& op, int peer, const Fates& fa
   return nullptr;
 }
 
-void P2pEngine::look_at_wait(LongWait& wait) const {
-  std::vector<const P2pOp*> pending;
-  for (const Op& op : receives_) {
-    pending.push_back(op.get());
+std::shared_ptr<P2pOp> P2pEngine::find_awaited(const void* waiter) const {
+  const auto is_it = [&](const Op& op) { return op->is_for(waiter); };
+  if (const auto found = std::find_if(receives_.begin(), receives_.end(), is_it);
+      found != receives_.end()) {
+    return *found;
   }
   for (const auto& [key, op] : streams_) {
-    pending.push_back(op.get());
+    if (is_it(op)) {
+      return op;
+    }
   }
   for (const auto& [id, op] : sends_) {
-    pending.push_back(op.get());
-  }
-  if (pending.empty()) {
-    return;
-  }
-  const auto first_to_end =
-      std::min_element(pending.begin(), pending.end(), [](const P2pOp* one, const P2pOp* other) {
-        return one->deadline.at() < other->deadline.at();
-      });
-  wait.look((*first_to_end)->deadline, [&](bool) {
-    Waiting waiting;
-    waiting.operation = concat("rank ", rank_, ": ", pending.front()->describe());
-    if (pending.size() > 1) {
-      waiting.operation += concat(" (and ", pending.size() - 1, " more pending)");
+    if (is_it(op)) {
+      return op;
     }
-    std::set<int> peers;
-    for (const P2pOp* op : pending) {
-      if (op->peer == kAnySource || !peers.insert(op->peer).second) {
-        continue;
-      }
-      const int local = local_[static_cast<std::size_t>(op->peer)];
+  }
+  return nullptr;
+}
+
+void P2pEngine::look_at_wait(LongWait& wait, const P2pOp& op) const {
+  wait.look(op.deadline, [&](bool) {
+    Waiting waiting;
+    waiting.operation = concat(name_ranks({rank_}, global_ranks_), ": ", op.describe());
+    if (op.peer != kAnySource) {
+      const int local = local_[static_cast<std::size_t>(op.peer)];
       waiting.late.push_back(local >= 0 ? late_rank(*segment_, *peers_, local)
-                                        : LateRank{describe(op->peer), 0, ""});
+                                        : LateRank{describe(op.peer), 0, ""});
     }
     return waiting;
   });

@@ -28,6 +28,9 @@ struct P2pOp {
   // in nesting.h.
   virtual void call_back() noexcept {}
 
+  // Whether who waits (see P2pEngine::help_until) waits for this one. Called while it is pending.
+  virtual bool is_for(const void* /*waiter*/) const { return false; }
+
   bool is_send = false;
   int peer = 0;  // kAnySource for a receive from anybody
   int tag = 0;

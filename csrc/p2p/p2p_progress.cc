@@ -224,13 +224,13 @@ void P2pEngine::poll() {
 }
 
 void P2pEngine::help_until(FunctionRef<bool()> is_done,
-                           const std::function<void()>* check_interrupt) {
+                           const std::function<void()>* check_interrupt, const void* waiter) {
   std::unique_lock lock(mutex_);
   helpers_.fetch_add(1, std::memory_order_relaxed);
   count_background(false);
   std::exception_ptr interrupt;
   try {
-    help(is_done, check_interrupt, lock);
+    help(is_done, check_interrupt, waiter, lock);
   } catch (...) {
     interrupt = std::current_exception();
     if (!lock.owns_lock()) {
@@ -247,7 +247,7 @@ void P2pEngine::help_until(FunctionRef<bool()> is_done,
 }
 
 void P2pEngine::help(FunctionRef<bool()> is_done, const std::function<void()>* check_interrupt,
-                     std::unique_lock<std::mutex>& lock) {
+                     const void* waiter, std::unique_lock<std::mutex>& lock) {
   static thread_local WaitPolicy with_a_core(false);
   static thread_local WaitPolicy in_crowd(true);
   WaitPolicy& policy = peers_->is_crowded ? in_crowd : with_a_core;
@@ -257,6 +257,7 @@ void P2pEngine::help(FunctionRef<bool()> is_done, const std::function<void()>* c
   Clock::time_point next_check{};
   LingerBudget lingering;
   LongWait long_wait;
+  Op awaited;  // once this has slept
   for (std::uint32_t round = 0;; ++round) {
     bool has_slept = false;
     const std::uint32_t seen = own.doorbell.load(std::memory_order_seq_cst);
@@ -265,6 +266,9 @@ void P2pEngine::help(FunctionRef<bool()> is_done, const std::function<void()>* c
     lock.unlock();
     if (is_done()) {
       lock.lock();
+      if (awaited && !awaited->error) {
+        long_wait.go_on();
+      }
       return;
     }
     const auto rung = [&] {
@@ -297,8 +301,11 @@ void P2pEngine::help(FunctionRef<bool()> is_done, const std::function<void()>* c
       }
     }
     lock.lock();
-    if (has_slept) {
-      look_at_wait(long_wait);
+    if (has_slept && waiter != nullptr) {
+      awaited = awaited ? awaited : find_awaited(waiter);
+      if (awaited) {
+        look_at_wait(long_wait, *awaited);
+      }
     }
   }
 }

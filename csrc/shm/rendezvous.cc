@@ -19,7 +19,6 @@
 #include "shm/liveness.h"
 #include "shm/process_watch.h"
 #include "watch/long_wait.h"
-#include "watch/stall_schedule.h"
 
 namespace horon {
 namespace {
@@ -27,7 +26,6 @@ namespace {
 constexpr std::chrono::milliseconds kAcceptSlice{50};
 // How often a rank that waits for another one's outcome looks whether that one is alive.
 constexpr std::chrono::seconds kStoreSlice{1};
-constexpr std::chrono::seconds kLongWaitSlice{5};  // between looks at a wait that lasts
 // How an outcome begins that ends it for all, and what is left in the place of a record then.
 constexpr std::string_view kDead = "dead: ";
 // How long rank 0 has for saying whom it waits for, once a rank's time is over.
@@ -765,10 +763,14 @@ class Rendezvous {
 
   std::string get(const char* what, int rank) {
     LongWait wait;
+    wait.begin();
     while (!deadline_.has_passed()) {
-      const Deadline slice = Deadline::after(kLongWaitSlice);
+      const Deadline slice = Deadline::after(kStoreSlice);
       try {
-        return store_.get(key(what, rank), slice.at() < deadline_.at() ? slice : deadline_);
+        std::string value =
+            store_.get(key(what, rank), slice.at() < deadline_.at() ? slice : deadline_);
+        wait.go_on();
+        return value;
       } catch (const TimeoutError&) {
         wait.look(deadline_,
                   [&](bool is_report) { return what_is_awaited(what, rank, is_report); });
@@ -786,16 +788,20 @@ class Rendezvous {
     }
   }
 
+  // Ranks are waited for in order: those below `rank` have come.
   Waiting what_is_awaited(const char* what, int rank, bool is_report) {
-    const std::vector<int> missing = is_report ? all_without(what, rank) : std::vector<int>{rank};
     Waiting waiting;
-    waiting.operation = concat("rank ", number(identity_.rank), ", making a group of ",
-                               identity_.n_ranks, " ranks (init_process_group, new_group),");
-    for (const int other : missing) {
+    waiting.reports = is_report && (rank == 0 || identity_.rank == 0);
+    for (int lower = 1; waiting.reports && lower < identity_.rank; ++lower) {
+      waiting.reports = !is_there(key(what, lower));
+    }
+    waiting.operation = concat(
+        name_ranks({identity_.rank}, identity_.numbers, identity_.global_ranks),
+        ", making a group of ", identity_.n_ranks, " ranks (init_process_group, new_group),");
+    for (const int other : waiting.reports ? all_without(what, rank) : std::vector<int>{rank}) {
       waiting.late.push_back(
           {name_ranks({other}, identity_.numbers, identity_.global_ranks), 0, ""});
     }
-    waiting.reports = is_first_to_come(identity_.rank, missing);
     return waiting;
   }
 

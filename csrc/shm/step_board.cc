@@ -15,6 +15,11 @@ namespace {
 
 constexpr std::uint32_t kWaitsPerLook = 4;  // one look reads a word of every rank
 
+// What an operation's description calls this rank.
+int operation_rank(const OperationName* operation) {
+  return operation == nullptr ? -1 : operation->rank;
+}
+
 }  // namespace
 
 StepBoard::StepBoard(Segment* segment, const Peers* peers)
@@ -97,6 +102,7 @@ void StepBoard::await_all(Counter counter, std::uint32_t target, const WaitConte
       await(peer, context, wait);
     }
   }
+  wait.go_on();
 }
 
 // Whether a rank that is late was last seen on this core.
@@ -135,17 +141,22 @@ void StepBoard::await(int peer, const WaitContext& context, LongWait& wait) {
                                 peers_->name(missing)),
                          peers_->numbers_of(missing));
     }
-    wait.look(context.deadline, [&](bool) { return what_is_awaited(); });
+    wait.look(context.deadline, [&](bool) { return what_is_awaited(context); });
   };
   sleep_until(word(peer, awaited_), ready, check, context,
               [this] { return is_core_needed(awaited_, target_); });
 }
 
-Waiting StepBoard::what_is_awaited() const {
+Waiting StepBoard::what_is_awaited(const WaitContext& context) const {
   const std::vector<int> missing = missing_ranks();
   Waiting waiting;
   const OperationName* operation = RunningOperation::of_this_thread();
   waiting.operation = operation == nullptr ? "an operation" : describe(*operation);
+  const auto own = static_cast<std::size_t>(peers_->rank);
+  if (own < peers_->global_ranks.size() && peers_->global_ranks[own] != operation_rank(operation)) {
+    waiting.operation += concat(" [global rank ", peers_->global_ranks[own], "]");
+  }
+  waiting.is_blocking = context.may_linger;
   waiting.reports = is_first_to_come(peers_->rank, missing);
   for (const int rank : missing) {
     waiting.late.push_back(late_rank(*segment_, *peers_, rank));

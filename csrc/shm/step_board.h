@@ -71,7 +71,7 @@ class StepBoard {
 
  private:
   void await(int peer, const WaitContext& context, LongWait& wait);
-  Waiting what_is_awaited() const;
+  Waiting what_is_awaited(const WaitContext& context) const;
   bool is_core_needed(Counter counter, std::uint32_t target) const;
   void look_for_better_core();
   bool has_reached(int peer) const { return has_reached(peer, awaited_, target_); }

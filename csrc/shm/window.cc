@@ -195,11 +195,12 @@ void Window::await(int source, const ExpectedSignal& signal, const WaitContext& 
   const auto check = [&] {
     check_wait(source, signal, context.deadline);
     wait.look(context.deadline, [&](bool) {
-      return Waiting{concat("window.wait_signal on rank ", peers_.rank),
+      return Waiting{concat("window.wait_signal on ", peers_.describe(peers_.rank)),
                      {late_rank(segment_, peers_, source)}};
     });
   };
   incoming_[static_cast<std::size_t>(source)].await(signal, check, context);
+  wait.go_on();
 }
 
 void Window::check_wait(int source, const ExpectedSignal& signal, const Deadline& deadline) {

@@ -1,7 +1,6 @@
 #include "watch/long_wait.h"
 
 #include <atomic>
-#include <exception>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -19,6 +18,7 @@ namespace {
 
 constexpr std::chrono::seconds kLong{1};  // also how old the list may be
 constexpr std::chrono::seconds kStallCheck{60};
+constexpr std::string_view kWaitsBeside = "waits, beside what else it does, in ";
 
 struct Listed {
   std::string text;
@@ -106,8 +106,9 @@ void LongWait::look(const Deadline& deadline, FunctionRef<Waiting(bool is_report
   told_->next_update = now + kLong;
   {
     const std::lock_guard lock(list.mutex);
-    list.waits[told_->entry] = {
-        concat(kWaits, waiting.operation, ", for ", all_names(waiting.late)), since_};
+    list.waits[told_->entry] = {concat(waiting.is_blocking ? kWaits : kWaitsBeside,
+                                       waiting.operation, ", for ", all_names(waiting.late)),
+                                since_};
   }
   if (is_due && waiting.reports) {
     told_->operation = waiting.operation;
@@ -115,16 +116,18 @@ void LongWait::look(const Deadline& deadline, FunctionRef<Waiting(bool is_report
   }
 }
 
+void LongWait::say_end() {
+  if (told_->reports->end()) {
+    log_warning(concat(told_->operation, " goes on after ", seconds_since(since_).count(), " s."));
+  }
+}
+
 void LongWait::end() {
   const std::unique_ptr<Told> told(told_);
-  {
-    WaitList& list = wait_list();
-    const std::lock_guard lock(list.mutex);
-    list.waits.erase(told->entry);
-  }
-  if (told->reports->end() && std::uncaught_exceptions() == 0) {
-    log_warning(concat(told->operation, " goes on after ", seconds_since(since_).count(), " s."));
-  }
+  told->reports->end();
+  WaitList& list = wait_list();
+  const std::lock_guard lock(list.mutex);
+  list.waits.erase(told->entry);
 }
 
 std::string describe_long_waits() {

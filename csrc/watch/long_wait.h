@@ -24,6 +24,7 @@ struct Waiting {
   std::string operation;       // "all_reduce #7 on rank 0 (...)"
   std::vector<LateRank> late;  // empty: it is not known who
   bool reports = true;         // this rank and not another one that waits, too
+  bool is_blocking = true;     // a caller's thread waits, which does nothing else meanwhile
 };
 
 // Thread safety: none; it belongs to the thread that waits.
@@ -41,19 +42,28 @@ class LongWait {
   // Called now and then while it lasts. `describe(is_report)` is called only when something is to
   // be told: each second, and for a report.
   void look(const Deadline& deadline, FunctionRef<Waiting(bool is_report)> describe);
+  // It counts from now on instead of from the first look.
+  void begin() { since_ = Clock::now(); }
+  // It has ended well, which is said if it was reported.
+  void go_on() {
+    if (told_ != nullptr) {
+      say_end();
+    }
+  }
 
  private:
   struct Told;
   void end();
+  void say_end();
 
   Clock::time_point since_{};
   Told* told_ = nullptr;  // owned; from the second second on. Most waits never get one.
 };
 
-// How each line of describe_long_waits() begins.
+// How lines of describe_long_waits() begin, of threads that do nothing else.
 inline constexpr std::string_view kWaits = "waits in ";
 
-// What threads of this process wait for, a line each; empty: none has waited for long.
+// What threads of this process have waited for, for a second at least, a line each.
 std::string describe_long_waits();
 
 }  // namespace horon

@@ -3,6 +3,9 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstring>
+#include <memory>
+#include <sstream>
 #include <system_error>
 #include <thread>
 #include <utility>
@@ -40,76 +43,74 @@ std::string short_list(const std::vector<LateRank>& late) {
                                   : names;
 }
 
-// Whether an answer says so, in its lines about waits.
+// Whether an answer says so of a thread that does nothing else.
 bool waits_for(const std::string& answer, pid_t pid) {
-  const std::string name = concat("(pid ", pid, ')');
-  for (std::size_t begin = 0; answer.compare(begin, kWaits.size(), kWaits) == 0;) {
-    const std::size_t end = std::min(answer.find('\n', begin), answer.size());
-    if (answer.substr(begin, end - begin).find(name) != std::string::npos) {
+  const std::string name = concat("pid ", pid, ')');
+  std::istringstream lines(answer);
+  for (std::string line; std::getline(lines, line);) {
+    const std::size_t at = line.starts_with(kWaits) ? line.find(name) : std::string::npos;
+    if (at != std::string::npos && std::strchr("( ", line[at - 1]) != nullptr) {
       return true;
     }
-    begin = std::min(end + 1, answer.size());
   }
   return false;
 }
 
+// Nothing where nothing is known.
 std::string about(const LateRank& rank, const std::optional<std::string>& answer) {
   if (answer) {
     return concat(rank.name, ' ', *answer);
   }
-  if (!rank.state.empty()) {
-    return concat(rank.name, ' ', rank.state);
+  return rank.state.empty() ? std::string() : concat(rank.name, ' ', rank.state);
+}
+
+std::optional<std::string> ask_where(const LateRank& rank) {
+  const std::optional<Answer> answer = ask(rank.post, Deadline::after(kPatience));
+  if (answer && answer->is_late && rank.state.empty()) {
+    return "did not answer when it was asked where it is: it is stopped, or gets no CPU time";
   }
-  return rank.post == 0 ? std::string()
-                        : concat(rank.name, " did not answer when it was asked where it is: it is ",
-                                 "stopped, or gets no CPU time");
+  return answer ? answer->text : std::nullopt;
 }
 
 }  // namespace
 
 std::string late_text(const std::vector<LateRank>& late,
-                      const std::vector<std::optional<std::string>>& answers, pid_t pid) {
+                      const std::vector<std::optional<std::string>>& answers, bool is_blocking,
+                      pid_t pid) {
   std::string text;
-  for (std::size_t i = 0; i < answers.size(); ++i) {
-    const std::string line = about(late[i], answers[i]);
+  for (std::size_t i = 0; i < std::min(late.size(), kMostAsked); ++i) {
+    const std::optional<std::string> answer = i < answers.size() ? answers[i] : std::nullopt;
+    const std::string line = about(late[i], answer);
     if (!line.empty()) {
       text += '\n' + indented(line, "    ");
     }
-    if (answers[i] && waits_for(*answers[i], pid)) {
-      text += concat("\n    So it waits for this process (pid ", pid, "), and this one for it: ",
-                     "neither comes to what the other is in. Do all ranks call the same ",
-                     "operations, of the same groups, in the same order?");
+    if (is_blocking && answer && waits_for(*answer, pid)) {
+      text += concat("\n    So it waits for this process (pid ", pid, "), and this one for it. Do ",
+                     "all ranks call the same operations, of the same groups, in the same order?");
     }
   }
   return text;
 }
 
 std::string stall_text(const Waiting& waiting, std::chrono::seconds waited) {
-  return concat(
-      waiting.operation, " has waited ", waited.count(), " s for ",
-      waiting.late.empty()
-          ? std::string("another rank")
-          : concat(short_list(waiting.late),
-                   waiting.late.size() == 1 ? ", which has" : ", which have", " not come to it"),
-      '.');
+  return concat(waiting.operation, " has waited ", waited.count(), " s for ",
+                waiting.late.empty() ? "another rank" : short_list(waiting.late), '.');
 }
 
-void ask_about(std::vector<LateRank> late, std::function<void(const std::string& text)> use) {
-  auto errand = [late = std::move(late), use = std::move(use)] {
-    std::vector<std::optional<std::string>> answers;
-    for (std::size_t i = 0; i < std::min(late.size(), kMostAsked); ++i) {
-      const std::optional<Answer> answer = ask(late[i].post, Deadline::after(kPatience));
-      answers.push_back(answer ? answer->text : std::nullopt);
-    }
-    use(late_text(late, answers, ::getpid()));
-  };
+void ask_about(std::vector<LateRank> late, bool is_blocking,
+               const std::function<void(const std::string& text)>& use) {
+  const auto shared = std::make_shared<const std::vector<LateRank>>(std::move(late));
   try {
-    std::thread([errand] {
+    quiet_thread([shared, is_blocking, use] {
       name_this_thread("horon-report");
-      errand();
+      std::vector<std::optional<std::string>> answers;
+      for (std::size_t i = 0; i < std::min(shared->size(), kMostAsked); ++i) {
+        answers.push_back(ask_where((*shared)[i]));
+      }
+      use(late_text(*shared, answers, is_blocking, ::getpid()));
     }).detach();
-  } catch (const std::system_error&) {  // no more threads: then the wait is for the answers, too
-    errand();
+  } catch (const std::system_error&) {  // no more threads: nobody can be asked
+    use(late_text(*shared, {}, is_blocking, ::getpid()));
   }
 }
 
@@ -129,9 +130,10 @@ bool StallReports::end() {
 
 void StallReports::report(const std::shared_ptr<StallReports>& reports, const Waiting& waiting,
                           std::chrono::seconds waited) {
-  ask_about(waiting.late, [reports, begin = stall_text(waiting, waited)](const std::string& text) {
-    reports->log(begin + text);
-  });
+  ask_about(waiting.late, waiting.is_blocking,
+            [reports, begin = stall_text(waiting, waited)](const std::string& text) {
+              reports->log(begin + text);
+            });
 }
 
 }  // namespace horon

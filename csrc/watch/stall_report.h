@@ -20,13 +20,17 @@ std::string stall_text(const Waiting& waiting, std::chrono::seconds waited);
 
 // What is known of the late ranks: nothing, or indented lines, each after a line's end. `answers`:
 // what their processes said, of the first of them, in order; nothing of one that did not answer.
-// `pid`: this process, to tell whether one of them waits for it. Pure.
+// `pid`: this process, to tell whether one of them waits for it, if this one does nothing else
+// (`is_blocking`). Pure.
 std::string late_text(const std::vector<LateRank>& late,
-                      const std::vector<std::optional<std::string>>& answers, pid_t pid);
+                      const std::vector<std::optional<std::string>>& answers, bool is_blocking,
+                      pid_t pid);
 
 // Asks the ranks (the first few, if they are many) where they are, and calls `use` with what
-// late_text() makes of that, on a thread that nobody waits for.
-void ask_about(std::vector<LateRank> late, std::function<void(const std::string& text)> use);
+// late_text() makes of that, on a thread that nobody waits for. Where the system gives no thread
+// nobody is asked.
+void ask_about(std::vector<LateRank> late, bool is_blocking,
+               const std::function<void(const std::string& text)>& use);
 
 // What is told of one wait, by several threads.
 class StallReports {

@@ -45,15 +45,29 @@ double cpu_seconds() {
   return seconds(usage.ru_utime) + seconds(usage.ru_stime);
 }
 
-bool is_own_user(uid_t user) { return user == ::getuid() || user == 0; }
+// Root may ask anybody.
+bool may_ask(uid_t asker, uid_t asked) { return asker == asked || asker == 0; }
+
+// Not in the middle of a character.
+void cut(std::string& text, std::size_t most) {
+  if (text.size() <= most) {
+    return;
+  }
+  const auto is_continued = [&] { return (static_cast<unsigned char>(text[most]) & 0xC0) == 0x80; };
+  while (most > 0 && is_continued()) {
+    --most;
+  }
+  text.resize(most);
+}
 
 }  // namespace
 
 std::string answer_text(const std::string& waits, double cores, const std::string& told) {
   char computes[48];
   std::snprintf(computes, sizeof computes, "%.0f %%", 100 * cores);
-  std::string text = concat(waits.empty() ? "is in no call of horon that waits" : waits,
-                            ". Its process uses ", computes, " of a core.");
+  std::string text =
+      concat(waits.empty() ? "is in no call of horon that has waited for a second" : waits,
+             ". Its process uses ", computes, " of a core.");
   if (!told.empty()) {
     text += concat('\n', told);
   }
@@ -91,19 +105,21 @@ void WatchPost::serve() {
   while (true) {
     pollfd entries[] = {{listener_.get(), POLLIN, 0}, {stop_.get(), POLLIN, 0}};
     const int ready = ::poll(entries, 2, -1);
-    if (entries[1].revents != 0 || (ready < 0 && errno != EINTR)) {
+    if (ready > 0 && entries[1].revents != 0) {
       return;
     }
     if (ready <= 0 || entries[0].revents == 0) {
+      std::this_thread::sleep_for(ready < 0 ? kLeastSample : std::chrono::milliseconds(0));
       continue;
     }
     try {
       const UniqueFd socket = accept_until(listener_.get(), Deadline::after(kLeastSample));
-      if (socket && is_own_user(peer_credentials(socket.get()).uid)) {
+      if (socket && may_ask(peer_credentials(socket.get()).uid, ::getuid())) {
         answer(socket.get());
       }
-    } catch (const Error&) {
-      std::this_thread::sleep_for(kLeastSample);  // no descriptor is left: there may be one later
+    } catch (const std::exception&) {
+      std::this_thread::sleep_for(
+          kLeastSample);  // no descriptor or memory is left: there may be later
     }
   }
 }
@@ -116,7 +132,7 @@ void WatchPost::answer(int socket) const {
   std::this_thread::sleep_until(began + kLeastSample);
   const std::chrono::duration<double> sample = Clock::now() - began;
   std::string text = answer_text(waits, (cpu_seconds() - cpu_before) / sample.count(), told);
-  text.resize(std::min(text.size(), kMostBytes));
+  cut(text, kMostBytes);
   // Whoever has gone meanwhile does not get it.
   (void)::send(socket, text.data(), text.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
 }
@@ -126,16 +142,16 @@ std::optional<Answer> ask(std::uint64_t post, const Deadline& deadline) {
     return std::nullopt;
   }
   try {
-    const UniqueFd socket = connect_to(name_of(post));
+    const UniqueFd socket = connect_until(name_of(post), deadline);
     if (!socket) {
       return std::nullopt;
     }
     const ucred process = peer_credentials(socket.get());
-    if (!is_own_user(process.uid)) {
+    if (!may_ask(::getuid(), process.uid)) {
       return std::nullopt;
     }
-    Answer answer{process.pid, std::nullopt};
-    if (has_message(socket.get(), deadline)) {
+    Answer answer{process.pid, std::nullopt, !has_message(socket.get(), deadline)};
+    if (!answer.is_late) {
       std::string text(kMostBytes, '\0');
       const ssize_t received = ::recv(socket.get(), text.data(), text.size(), MSG_DONTWAIT);
       if (received > 0) {
@@ -144,7 +160,7 @@ std::optional<Answer> ask(std::uint64_t post, const Deadline& deadline) {
       }
     }
     return answer;
-  } catch (const Error&) {
+  } catch (const std::exception&) {
     return std::nullopt;
   }
 }

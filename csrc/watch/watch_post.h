@@ -51,10 +51,11 @@ class WatchPost {
 
 struct Answer {
   pid_t pid = 0;                    // as it is called here
-  std::optional<std::string> text;  // nothing: it did not answer by the deadline
+  std::optional<std::string> text;  // nothing: it did not say anything
+  bool is_late = false;             // until the deadline
 };
 
-// What the process with that post says; nothing if there is none, or it is another user's.
+// What the process with that post says; nothing if it can not be reached, or is another user's.
 std::optional<Answer> ask(std::uint64_t post, const Deadline& deadline);
 
 // The posts of this user's processes that can be reached from here (one network namespace).

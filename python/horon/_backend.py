@@ -13,6 +13,7 @@ _version_check.check()
 import torch.distributed as dist  # noqa: E402  (after the version check, which gives a clear error)
 
 from horon import _C  # noqa: E402
+from horon import _where as _where  # noqa: E402  (C++ asks it, and must not have to read a file then)
 
 Options = _C.Options
 

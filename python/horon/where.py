@@ -20,6 +20,8 @@ it computes, and where its Python threads are. Nothing is stopped, and no rights
 
 def _title(pid: int) -> str:
     """Returns what a process is called: its rank, if its environment has one, and its command."""
+    if pid == 0:
+        return "a process that can not be seen from here (another PID namespace)"
     try:
         process = psutil.Process(pid)
         rank = process.environ().get("RANK") or process.environ().get("HOROVOD_RANK")
@@ -54,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         answer = _C.ask_watch_post(post, timedelta(seconds=options.timeout))
         if answer is not None and (not options.pids or answer[0] in options.pids):
             answers.append(answer)
-    for pid, text in sorted(answers):
+    for pid, text in sorted(answers, key=lambda answer: answer[0]):
         print(_title(pid))
         lines = (text or _without_answer(pid)).splitlines()
         print("\n".join(f"    {line}" for line in lines), flush=True)

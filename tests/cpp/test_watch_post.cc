@@ -26,7 +26,7 @@ bool has_said(const std::optional<Answer>& answer, const std::string& part) {
 TEST_CASE("watch post: says what its process waits for, computes, and adds") {
   const WatchPost post([](const Deadline&) { return std::string("Its main thread: f"); });
   const auto answer = ask(post.number(), patient());
-  REQUIRE(has_said(answer, "is in no call of horon that waits"));
+  REQUIRE(has_said(answer, "is in no call of horon that has waited"));
   REQUIRE(has_said(answer, "% of a core.\nIts main thread: f"));
   REQUIRE(answer->pid == ::getpid());
   REQUIRE(has_said(ask(post.number(), patient()), "Its main thread"));  // again
@@ -66,6 +66,7 @@ TEST_CASE("watch post: who does not answer in time is there all the same") {
   may_go = true;
   REQUIRE(answer.has_value());
   REQUIRE_FALSE(answer->text.has_value());
+  REQUIRE(answer->is_late);
   REQUIRE(has_said(ask(post.number(), patient()), "% of a core."));  // nobody listened to the first
 }
 

@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import io
 import os
+import re
 import signal
 import threading
 import time
@@ -27,7 +28,7 @@ if not on_gloo():
 
 _SOON = {"HORON_STALL_CHECK_TIME_SECONDS": "1"}
 _LATE_S = 4  # long enough for a report on a machine that is busy
-_REPORT = "has waited"
+_REPORT = re.compile(r"has waited \d+ s for ")
 
 
 def _loads_a_batch() -> None:
@@ -65,7 +66,7 @@ def _late_in_a_collective(rank: int, world_size: int, late: Callable[[], None]) 
 @pytest.mark.parametrize(
     ("late", "words"),
     [
-        (_loads_a_batch, ["is in no call of horon that waits", "_loads_a_batch ("]),
+        (_loads_a_batch, ["is in no call of horon that has waited for a second", "_loads_a_batch ("]),
         (_computes, ["_computes ("]),
         (_keeps_the_lock, ["has kept the global interpreter lock"]),
         (_stops, ["is stopped (SIGSTOP"]),
@@ -76,10 +77,10 @@ def test_who_is_late_and_where(late: Callable[[], None], words: list[str]) -> No
     outcomes = run_fresh_processes(_late_in_a_collective, 2, late, env=_SOON)
     assert_clean_exits(outcomes)
     text = outcomes[0].stderr
-    for word in (f"all_reduce #1 on rank 0 (all_reduce(float32, 4 elements, SUM)) {_REPORT}", "rank 1 (pid ", *words):
+    for word in ("all_reduce #1 on rank 0 (all_reduce(float32, 4 elements, SUM)) has waited ", "rank 1 (pid ", *words):
         assert word in text, text
     assert "goes on after" in text
-    assert _REPORT not in outcomes[1].stderr
+    assert not _REPORT.search(outcomes[1].stderr)
 
 
 def test_only_the_first_of_those_that_wait_reports() -> None:
@@ -87,7 +88,7 @@ def test_only_the_first_of_those_that_wait_reports() -> None:
     outcomes = run_fresh_processes(_late_in_a_collective, 3, _loads_a_batch, env=_SOON)
     assert_clean_exits(outcomes)
     assert "for rank 2 (pid " in outcomes[0].stderr
-    assert _REPORT not in outcomes[1].stderr + outcomes[2].stderr
+    assert not _REPORT.search(outcomes[1].stderr + outcomes[2].stderr)
 
 
 def test_nothing_is_said_when_nobody_is_late() -> None:
@@ -149,6 +150,58 @@ def test_who_is_late_with_a_message() -> None:
         assert word in outcomes[0].stderr, outcomes[0].stderr
 
 
+def _late_with_one_of_two_messages(rank: int, world_size: int) -> None:
+    tensor = torch.ones(4)
+    if rank == 0:
+        other = dist.irecv(torch.empty(4), 2)
+        dist.recv(tensor, 1)
+        dist.barrier()
+        other.wait()
+        return
+    if rank == 1:
+        _loads_a_batch()
+        dist.send(tensor, 0)
+    dist.barrier()
+    if rank == 2:
+        dist.send(tensor, 0)
+
+
+def test_only_the_message_that_is_waited_for_is_named() -> None:
+    gloo_lacks("says nothing")
+    outcomes = run_fresh_processes(_late_with_one_of_two_messages, 3, env=_SOON)
+    assert_clean_exits(outcomes)
+    reports = [line for line in outcomes[0].stderr.splitlines() if "rank 0: recv" in line]
+    assert len(reports) > 1 and "goes on" in reports[-1], outcomes[0].stderr
+    assert all("from rank 1" in line and "rank 2" not in line for line in reports), outcomes[0].stderr
+
+
+def _message_times_out(rank: int, world_size: int) -> None:
+    if rank == 0:
+        expect_error(lambda: dist.recv(torch.ones(4), 1), "Timed out waiting", "rank 1")
+        store().set("over", "1")
+    else:
+        store().wait(["over"], timedelta(seconds=30))
+
+
+def test_a_message_that_times_out_does_not_go_on() -> None:
+    gloo_lacks("says nothing")
+    outcomes = run_fresh_processes(_message_times_out, 2, env=_SOON, group_timeout_s=_LATE_S)
+    assert_clean_exits(outcomes)
+    assert _REPORT.search(outcomes[0].stderr)
+    assert "goes on" not in outcomes[0].stderr
+
+
+def _blocks_a_signal(rank: int, world_size: int) -> None:
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
+    os.kill(os.getpid(), signal.SIGUSR1)
+    time.sleep(0.2)
+    assert signal.sigwait([signal.SIGUSR1]) == signal.SIGUSR1
+
+
+def test_signals_that_the_program_has_blocked_wait_for_it() -> None:
+    assert_clean_exits(run_fresh_processes(_blocks_a_signal, 1))
+
+
 def _late_in_an_asynchronous_operation(rank: int, world_size: int) -> None:
     if rank == 1:
         _loads_a_batch()
@@ -208,7 +261,8 @@ def test_a_report_comes_before_time_is_up() -> None:
     outcomes = run_fresh_processes(_times_out, 2, group_timeout_s=_LATE_S)  # with the default of 60 s for reports
     assert_clean_exits(outcomes)
     text = outcomes[0].stderr
-    assert text.count(_REPORT) == 1 and "_times_out (" in text, text
+    assert len(_REPORT.findall(text)) == 1 and "_times_out (" in text, text
+    assert "goes on" not in text
 
 
 def _comes_late(rank: int, world_size: int, path: str) -> None:
@@ -223,8 +277,8 @@ def test_who_has_not_come_to_make_a_group(tmp_path: Path) -> None:
     outcomes = run_fresh_processes(_comes_late, 3, str(tmp_path / "store"), env=_SOON, init=False)
     assert_clean_exits(outcomes)
     assert "rank 0, making a group of 3 ranks" in outcomes[0].stderr
-    assert "for rank 1, which has not come" in outcomes[0].stderr
-    assert _REPORT not in outcomes[1].stderr + outcomes[2].stderr
+    assert "s for rank 1." in outcomes[0].stderr
+    assert not _REPORT.search(outcomes[1].stderr + outcomes[2].stderr)
 
 
 def _late_on_another_host(rank: int, world_size: int, path: str) -> None:
