@@ -19,6 +19,7 @@
 #include "shm/liveness.h"
 #include "shm/process_watch.h"
 #include "watch/long_wait.h"
+#include "watch/stall_schedule.h"
 
 namespace horon {
 namespace {
@@ -26,6 +27,7 @@ namespace {
 constexpr std::chrono::milliseconds kAcceptSlice{50};
 // How often a rank that waits for another one's outcome looks whether that one is alive.
 constexpr std::chrono::seconds kStoreSlice{1};
+constexpr std::chrono::seconds kLongWaitSlice{5};  // between looks at a wait that lasts
 // How an outcome begins that ends it for all, and what is left in the place of a record then.
 constexpr std::string_view kDead = "dead: ";
 // How long rank 0 has for saying whom it waits for, once a rank's time is over.
@@ -765,10 +767,8 @@ class Rendezvous {
     LongWait wait;
     wait.begin();
     while (!deadline_.has_passed()) {
-      const Deadline slice = Deadline::after(kStoreSlice);
       try {
-        std::string value =
-            store_.get(key(what, rank), slice.at() < deadline_.at() ? slice : deadline_);
+        std::string value = store_.get(key(what, rank), until_next_look());
         wait.go_on();
         return value;
       } catch (const TimeoutError&) {
@@ -786,6 +786,15 @@ class Rendezvous {
                                 " ranks. Is it running, and does it create the same groups in the ",
                                 "same order?", twin_.empty() ? often_text() : twin_));
     }
+  }
+
+  // Long enough for the store to look around in between, and so that a report can come before time
+  // is up.
+  Deadline until_next_look() const {
+    const std::chrono::milliseconds left = time_left();
+    return left > kReportBeforeTheEnd ? Deadline::after(std::min<std::chrono::milliseconds>(
+                                            kLongWaitSlice, left - kReportBeforeTheEnd))
+                                      : deadline_;
   }
 
   // Ranks are waited for in order: those below `rank` have come.
