@@ -12,8 +12,8 @@
 #include <thread>
 
 #include "core/error.h"
-#include "core/fork_guard.h"
 #include "core/log.h"
+#include "core/of_this_process.h"
 #include "core/options.h"
 #include "core/thread_name.h"
 #include "process_exit.h"
@@ -117,18 +117,9 @@ OwnPost* make_own_post() {
 }  // namespace
 
 std::uint64_t own_post() {
-  // Never destroyed, and made anew in a forked child, where the parent's mutex may be held.
   static std::atomic<OwnPost*> current{nullptr};
-  OwnPost* own = current.load(std::memory_order_acquire);
-  if (own == nullptr || own->fork_generation != fork_generation()) {
-    OwnPost* made = make_own_post();
-    if (current.compare_exchange_strong(own, made, std::memory_order_acq_rel)) {
-      own = made;
-    } else {
-      delete made;  // another thread was first
-    }
-  }
-  return own->post ? own->post->number() : 0;
+  const OwnPost& own = of_this_process(current, make_own_post);
+  return own.post ? own.post->number() : 0;
 }
 
 void publish_own_post(const SharedGroup& group) {

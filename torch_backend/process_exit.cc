@@ -9,7 +9,7 @@
 #include <cstdint>
 #include <mutex>
 
-#include "core/fork_guard.h"
+#include "core/of_this_process.h"
 #include "core/thread_name.h"
 
 namespace horon::torch_backend {
@@ -31,19 +31,8 @@ constexpr std::chrono::seconds kPatience{15};
 constinit std::atomic<bool> is_exiting{false};
 constinit std::atomic<CallsOut*> current_calls{nullptr};
 
-// Never destroyed: threads may stay in it until the process is gone.
 CallsOut& calls_out() {
-  CallsOut* calls = current_calls.load(std::memory_order_acquire);
-  if (calls != nullptr && calls->fork_generation == fork_generation()) {
-    return *calls;
-  }
-  auto* own = new CallsOut();
-  // Release: who finds it finds it made.
-  if (current_calls.compare_exchange_strong(calls, own, std::memory_order_acq_rel)) {
-    return *own;
-  }
-  delete own;  // another thread's
-  return *calls;
+  return of_this_process(current_calls, [] { return new CallsOut; });
 }
 
 }  // namespace

@@ -1,6 +1,9 @@
 // Which collective this thread is in, for whoever wants to say so.
 #pragma once
 
+#include <string>
+
+#include "core/header.h"
 #include "core/request.h"
 
 namespace horon {
@@ -18,6 +21,10 @@ class RunningOperation {
 
   // Null outside of all.
   static const OperationName* of_this_thread() { return current(); }
+  // For messages.
+  static std::string description() {
+    return current() == nullptr ? "an operation" : describe(*current());
+  }
 
  private:
   static const OperationName*& current() {

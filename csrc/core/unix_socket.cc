@@ -27,8 +27,8 @@ sockaddr_un abstract_address(const std::string& name, socklen_t* length) {
   return address;
 }
 
-UniqueFd open_socket() {
-  UniqueFd fd(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+UniqueFd open_socket(int flags = 0) {
+  UniqueFd fd(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | flags, 0));
   HORON_CHECK(fd, system_error_text("socket(AF_UNIX)", errno));
   return fd;
 }
@@ -74,8 +74,7 @@ UniqueFd connect_to(const std::string& name) {
 
 UniqueFd connect_until(const std::string& name, const Deadline& wait_until) {
   constexpr std::chrono::milliseconds kAgainAfter{10};  // no event tells of room in a backlog
-  UniqueFd fd(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  HORON_CHECK(fd, system_error_text("socket(AF_UNIX)", errno));
+  UniqueFd fd = open_socket(SOCK_NONBLOCK);
   socklen_t length = 0;
   const sockaddr_un address = abstract_address(name, &length);
   while (::connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), length) != 0) {

@@ -12,7 +12,6 @@
 #include <cstring>
 
 #include "core/error.h"
-#include "core/header.h"
 #include "core/running_operation.h"
 #include "cross/tcp_socket.h"
 #include "watch/stall_schedule.h"
@@ -215,8 +214,7 @@ void TcpByteTransport::look_around(const WaitContext& context, LongWait& long_wa
 
 Waiting TcpByteTransport::what_is_awaited(const WaitContext& context) const {
   Waiting waiting;
-  const OperationName* operation = RunningOperation::of_this_thread();
-  waiting.operation = operation == nullptr ? "an operation" : describe(*operation);
+  waiting.operation = RunningOperation::description();
   std::vector<int> missing;
   for (const Connection& connection : connections_) {
     if (!connection.is_done()) {

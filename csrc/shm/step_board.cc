@@ -2,7 +2,6 @@
 
 #include "core/cpu_budget.h"
 #include "core/error.h"
-#include "core/header.h"
 #include "core/rank_list.h"
 #include "core/running_operation.h"
 #include "shm/late_rank.h"
@@ -151,7 +150,7 @@ Waiting StepBoard::what_is_awaited(const WaitContext& context) const {
   const std::vector<int> missing = missing_ranks();
   Waiting waiting;
   const OperationName* operation = RunningOperation::of_this_thread();
-  waiting.operation = operation == nullptr ? "an operation" : describe(*operation);
+  waiting.operation = RunningOperation::description();
   const auto own = static_cast<std::size_t>(peers_->rank);
   if (own < peers_->global_ranks.size() && peers_->global_ranks[own] != operation_rank(operation)) {
     waiting.operation += concat(" [global rank ", peers_->global_ranks[own], "]");

@@ -8,8 +8,8 @@
 
 #include "core/environment.h"
 #include "core/error.h"
-#include "core/fork_guard.h"
 #include "core/log.h"
+#include "core/of_this_process.h"
 #include "watch/stall_report.h"
 #include "watch/stall_schedule.h"
 
@@ -25,7 +25,6 @@ struct Listed {
   Clock::time_point since;
 };
 
-// Ownership: of a process; never destroyed, since threads may still wait while it ends.
 struct WaitList {
   const std::uint32_t fork_generation = horon::fork_generation();
   std::mutex mutex;
@@ -33,20 +32,9 @@ struct WaitList {
   std::map<std::uint64_t, Listed> waits;  // guarded by mutex
 };
 
-// A forked child has a list of its own: the parent's names threads that are not in the child, and
-// its mutex may be held.
 WaitList& wait_list() {
   static std::atomic<WaitList*> current{nullptr};
-  WaitList* list = current.load(std::memory_order_acquire);
-  if (list != nullptr && list->fork_generation == fork_generation()) {
-    return *list;
-  }
-  auto* own = new WaitList;
-  if (current.compare_exchange_strong(list, own, std::memory_order_acq_rel)) {
-    return *own;
-  }
-  delete own;  // another thread was first
-  return *list;
+  return of_this_process(current, [] { return new WaitList; });
 }
 
 std::string all_names(const std::vector<LateRank>& late) {

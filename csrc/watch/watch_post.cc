@@ -108,8 +108,10 @@ void WatchPost::serve() {
     if (ready > 0 && entries[1].revents != 0) {
       return;
     }
-    if (ready <= 0 || entries[0].revents == 0) {
-      std::this_thread::sleep_for(ready < 0 ? kLeastSample : std::chrono::milliseconds(0));
+    if (ready < 0 && errno != EINTR) {
+      std::this_thread::sleep_for(kLeastSample);  // no memory is left: there may be later
+    }
+    if (ready <= 0) {
       continue;
     }
     try {
