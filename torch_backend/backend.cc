@@ -149,23 +149,43 @@ std::function<void()> checker_of(const std::vector<int>& global_ranks) {
 
 }  // namespace
 
-HoronBackend::HoronBackend(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
-                           c10::intrusive_ptr<BackendOptions> options, GlooMaker make_gloo)
+HoronBackend::HoronBackend(WithoutMembers /*tag*/, const c10::intrusive_ptr<c10d::Store>& store,
+                           int rank, int size, c10::intrusive_ptr<BackendOptions> options,
+                           GlooMaker make_gloo)
     : c10d::Backend(rank, size),
       store_(store),
       options_(std::move(options)),
       make_gloo_(std::move(make_gloo)),
-      builder_(rank, size) {
+      builder_(rank, size),
+      hooks_(std::make_shared<Hooks>()) {
   check_timeout(options_->timeout);
+}
+
+HoronBackend::HoronBackend(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
+                           c10::intrusive_ptr<BackendOptions> options, GlooMaker make_gloo,
+                           Beginning beginning)
+    : c10d::Backend(rank, size),
+      store_(store),
+      options_(std::move(options)),
+      make_gloo_(std::move(make_gloo)),
+      builder_(rank, size),
+      hooks_(std::move(beginning.hooks)) {
+  check_timeout(options_->timeout);
+  const auto meeting_timeout = beginning.meeting_timeout.value_or(options_->timeout);
+  check_timeout(meeting_timeout);
   try {
     options_->engine.validate();
     const GroupIdentity identity{rank, size, to_ints(options_->global_ranks_in_group)};
     const auto make_own_gloo = [&](const c10::intrusive_ptr<c10d::Store>& meeting, int gloo_rank,
                                    int gloo_size) {
-      return make_gloo_(meeting, gloo_rank, gloo_size, options_->timeout);
+      return make_gloo_(meeting, gloo_rank, gloo_size, meeting_timeout);
     };
-    group_ = Group::make(store, identity, options_->engine, options_->timeout, make_own_gloo,
-                         options_->has_foreign_ranks ? nullptr : checker_of(identity.global_ranks));
+    if (!beginning.look_around && !options_->has_foreign_ranks) {
+      beginning.look_around = checker_of(identity.global_ranks);
+    }
+    group_ = Group::make(store, identity, options_->engine, meeting_timeout, make_own_gloo,
+                         std::move(beginning.look_around));
+    group_->set_timeout(options_->timeout);
     if (options_->has_foreign_ranks) {
       group_->set_has_foreign_ranks();
     }
@@ -180,6 +200,8 @@ HoronBackend::~HoronBackend() {
   const WithoutGil no_gil;
   group_.reset();
 }
+
+void HoronBackend::leave() { group_->shutdown(Deadline::after(std::chrono::milliseconds(0))); }
 
 std::chrono::milliseconds HoronBackend::resolve(std::chrono::milliseconds timeout) const {
   return timeout == c10d::kUnsetTimeout ? group_->timeout() : timeout;
@@ -210,7 +232,7 @@ c10::intrusive_ptr<HoronWork> HoronBackend::make_work(const Call& call, std::uin
 }
 
 void HoronBackend::keep_context_from_gloo() const {
-  if (!is_shared() || c10d::debug_level() == c10d::DebugLevel::Detail) {
+  if (!shares_memory() || c10d::debug_level() == c10d::DebugLevel::Detail) {
     keep_python_context();
   }
 }
@@ -334,7 +356,7 @@ void HoronBackend::run_now(c10::ArrayRef<Request> requests, c10::ArrayRef<at::Te
 }
 
 bool HoronBackend::supportsTensorAlloc(c10::DeviceIndex /*device*/) {
-  return is_shared() && arena_access().own != nullptr;
+  return shares_memory() && arena_access().own != nullptr;
 }
 
 at::Tensor HoronBackend::allocateTensor(long size, at::TensorOptions options) {
@@ -347,13 +369,14 @@ at::Tensor HoronBackend::allocateTensor(long size, at::TensorOptions options) {
 
 #if HORON_HAS_WINDOW
 bool HoronBackend::supportsWindow() const {
-  return is_shared() && group_->shared()->arenas.is_usable() &&
+  return shares_memory() && group_->shared()->arenas.is_usable() &&
          group_->shared()->arenas.own() != nullptr;
 }
 
 c10::intrusive_ptr<c10d::Window> HoronBackend::new_window(const std::optional<at::Tensor>& tensor) {
   group_->check_process("new_window");
-  TORCH_CHECK(is_shared(), "horon: new_window: the ranks of this group do not all share memory ",
+  TORCH_CHECK(shares_memory(),
+              "horon: new_window: the ranks of this group do not all share memory ",
               "(they are on several hosts, or in containers without a common IPC namespace), and ",
               "windows need that. Make a group of the ranks of one host: dist.new_group(ranks).");
   sequence_.fetch_add(1);
@@ -440,7 +463,9 @@ HoronBackend::WorkPtr HoronBackend::coalesced_work(std::vector<c10::intrusive_pt
 
 void HoronBackend::setTimeout(std::chrono::milliseconds timeout) {
   check_timeout(timeout);
-  group_->set_timeout(timeout);
+  if (group_) {
+    group_->set_timeout(timeout);
+  }
   options_->timeout = timeout;
 }
 

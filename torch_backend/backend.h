@@ -2,9 +2,11 @@
 #pragma once
 
 #include <atomic>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -22,12 +24,22 @@ namespace horon::torch_backend {
 using GlooMaker = std::function<c10::intrusive_ptr<c10d::Backend>(
     const c10::intrusive_ptr<c10d::Store>&, int, int, std::chrono::milliseconds)>;
 
+// What a backend that takes another one's place gets from it.
+struct Beginning {
+  std::shared_ptr<Hooks> hooks = std::make_shared<Hooks>();
+  // For the ranks to meet, if not the group's timeout.
+  std::optional<std::chrono::milliseconds> meeting_timeout;
+  // Called now and then while they meet; throws to give up.
+  std::function<void()> look_around;
+};
+
 // Thread safety: all methods, as c10d asks.
-class HoronBackend final : public c10d::Backend {
+class HoronBackend : public c10d::Backend {
  public:
   // Blocks until all ranks of the group are here. Not to be called with the GIL held.
   HoronBackend(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
-               c10::intrusive_ptr<BackendOptions> options, GlooMaker make_gloo);
+               c10::intrusive_ptr<BackendOptions> options, GlooMaker make_gloo,
+               Beginning beginning = {});
   ~HoronBackend() override;
 
   using WorkPtr = c10::intrusive_ptr<c10d::Work>;
@@ -73,7 +85,7 @@ class HoronBackend final : public c10d::Backend {
   void monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all_ranks) override;
 
   // Beside c10d: no Work, no hooks, and the group's own timeout. For any tensor.
-  void all_reduce_blocking(const at::Tensor& tensor, const c10d::ReduceOp& op);
+  virtual void all_reduce_blocking(const at::Tensor& tensor, const c10d::ReduceOp& op);
 
   // The shortest way for one plain tensor (RequestBuilder::is_plain_cpu): blocks, allocates
   // nothing.
@@ -133,10 +145,25 @@ class HoronBackend final : public c10d::Backend {
   c10::intrusive_ptr<c10d::Window> new_window(const std::optional<at::Tensor>& tensor) override;
 #endif
 
-  // True when the ranks share memory; false when Gloo carries the bytes.
-  bool is_shared() const { return group_->shared() != nullptr; }
-  const std::string& transport() const { return group_->transport_name(); }
-  const std::shared_ptr<Group>& group() const { return group_; }
+  // True when all ranks share memory; false where bytes go over a network.
+  virtual bool is_shared() const { return shares_memory(); }
+  virtual std::string transport() const { return group_->transport_name(); }
+  // False once it was shut down or aborted.
+  virtual bool is_open() const { return group_->is_open(); }
+  // Ends the group here as a process that exits does, without waiting for what is pending: other
+  // ranks lose what needs this one, and no more.
+  void leave();
+
+ protected:
+  // One without members, which only a class that overrides everything can be.
+  struct WithoutMembers {};
+  HoronBackend(WithoutMembers, const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
+               c10::intrusive_ptr<BackendOptions> options, GlooMaker make_gloo);
+
+  bool has_members() const { return group_ != nullptr; }
+  const c10::intrusive_ptr<c10d::Store>& store() const { return store_; }
+  const GlooMaker& make_gloo() const { return make_gloo_; }
+  const std::shared_ptr<Hooks>& hooks() const { return hooks_; }
 
  private:
   // What issue() needs besides the collective.
@@ -148,6 +175,7 @@ class HoronBackend final : public c10d::Backend {
     HoronWork::Mover mover = HoronWork::Mover::kLane;
   };
 
+  bool shares_memory() const { return group_->shared() != nullptr; }
   // Where Gloo's threads may hold Python's context: see Note [Kept contexts].
   void keep_context_from_gloo() const;
   WorkPtr issue(Collective collective, const Call& call);
@@ -181,8 +209,8 @@ class HoronBackend final : public c10d::Backend {
   const c10::intrusive_ptr<BackendOptions> options_;
   const GlooMaker make_gloo_;
   const RequestBuilder builder_;
-  const std::shared_ptr<Hooks> hooks_ = std::make_shared<Hooks>();
-  std::shared_ptr<Group> group_;
+  const std::shared_ptr<Hooks> hooks_;
+  std::shared_ptr<Group> group_;  // null without members
   std::atomic<std::uint64_t> sequence_{0};
 
   std::mutex splits_mutex_;

@@ -21,6 +21,7 @@
 #include "operator_call.h"
 #include "operators.h"
 #include "process_arena.h"
+#include "reconfigurable_backend.h"
 #include "reduce/reduce.h"
 #include "roll_call.h"
 #include "watch/watch_post.h"
@@ -51,10 +52,19 @@ GlooMaker wrap_gloo_maker(py::function function) {
 c10::intrusive_ptr<HoronBackend> create_backend(const c10::intrusive_ptr<c10d::Store>& store,
                                                 int rank, int size,
                                                 const c10::intrusive_ptr<BackendOptions>& options,
-                                                py::function make_gloo) {
+                                                py::function make_gloo, bool is_empty) {
   const GlooMaker maker = wrap_gloo_maker(std::move(make_gloo));
   const GilReleased no_gil;
+#if HORON_HAS_RECONFIGURE
+  if (is_empty) {
+    return c10::make_intrusive<ReconfigurableBackend>(ReconfigurableBackend::Empty(), store, rank,
+                                                      size, options, maker);
+  }
+  return c10::make_intrusive<ReconfigurableBackend>(store, rank, size, options, maker);
+#else
+  TORCH_CHECK(!is_empty, "horon: groups whose members change need torch 2.15 or newer.");
   return c10::make_intrusive<HoronBackend>(store, rank, size, options, maker);
+#endif
 }
 
 }  // namespace
@@ -136,9 +146,13 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
       .def(
           "perform_nocolor_split", [](HoronBackend&, const py::object&) {},
           "Nothing to do: only members of a split take part in it.");
+#if HORON_HAS_RECONFIGURE
+  py::class_<ReconfigurableBackend, HoronBackend, c10::intrusive_ptr<ReconfigurableBackend>>(
+      module, "ReconfigurableBackend");
+#endif
 
   module.def("create_backend", &create_backend, py::arg("store"), py::arg("rank"), py::arg("size"),
-             py::arg("options"), py::arg("make_gloo"));
+             py::arg("options"), py::arg("make_gloo"), py::arg("is_empty") = false);
   module.def(
       "shutdown_all",
       [](std::chrono::milliseconds drain) { LiveGroups::instance().shutdown_all(drain); },

@@ -28,3 +28,10 @@ static_assert(TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR >= 11,
 #else
 #define HORON_HAS_WINDOW 0
 #endif
+
+// torch 2.15: groups whose members change (Backend::reconfigure).
+#ifdef C10D_BACKEND_HAS_RECONFIGURE
+#define HORON_HAS_RECONFIGURE 1
+#else
+#define HORON_HAS_RECONFIGURE 0
+#endif

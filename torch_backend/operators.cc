@@ -37,7 +37,7 @@ c10::intrusive_ptr<c10d::Backend> find_horon(std::string_view group_name) {
   thread_local LastGroup last;
   if (last.name == group_name) {
     auto known = last.backend.lock();
-    if (known && static_cast<HoronBackend&>(*known).group()->is_open()) {
+    if (known && static_cast<HoronBackend&>(*known).is_open()) {
       return known;
     }
   }

@@ -122,6 +122,10 @@ void StoreAdapter::look_around() {
   }
 }
 
+std::string StoreAdapter::set_first(const std::string& key, const std::string& value) {
+  return ask([&] { return store_->compareSet(key, "", value); });
+}
+
 std::int64_t StoreAdapter::add(const std::string& key, std::int64_t amount) {
   return ask([&] { return store_->add(key, amount); });
 }

@@ -18,6 +18,8 @@ class StoreAdapter final : public Store {
   void set(const std::string& key, const std::string& value) override;
   std::string get(const std::string& key, const Deadline& deadline) override;
   std::int64_t add(const std::string& key, std::int64_t amount) override;
+  // Sets a key that is not there yet. What it holds then: `value`, or what somebody else has set.
+  std::string set_first(const std::string& key, const std::string& value);
   // Ctrl-C, and `check`.
   void look_around() override;
 

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <fstream>
 #include <optional>
 #include <sstream>
 #include <string_view>
@@ -16,6 +15,7 @@
 #include "core/random_nonce.h"
 #include "core/rank_list.h"
 #include "core/unix_socket.h"
+#include "shm/boot_id.h"
 #include "shm/liveness.h"
 #include "shm/process_watch.h"
 #include "watch/long_wait.h"
@@ -35,7 +35,6 @@ constexpr std::chrono::seconds kAnswerPatience{2};
 // How long outcomes may take after the deadline: that of a rank that waits for rank 0's answer
 // comes last.
 constexpr std::chrono::seconds kOutcomePatience{3};
-constexpr const char* kBootIdFile = "/proc/sys/kernel/random/boot_id";
 constexpr const char* kDiedMeanwhile = " died while the group was made";
 // A member sends its greeting right after connecting.
 constexpr std::chrono::milliseconds kHelloPatience{5000};
@@ -107,9 +106,7 @@ struct Record {
 };
 
 HostIdentity own_host(const Options& options) {
-  HostIdentity own{"", std::to_string(::getuid()), options.host_id};
-  std::ifstream(kBootIdFile) >> own.boot_id;
-  return own;
+  return {boot_id(), std::to_string(::getuid()), options.host_id};
 }
 
 class Rendezvous {

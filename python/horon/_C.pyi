@@ -283,6 +283,7 @@ def create_backend(
     size: int,
     options: Options,
     make_gloo: Callable[[Any, int, int, timedelta], Any],
+    is_empty: bool = False,
 ) -> HoronBackend: ...
 def find_watch_posts() -> list[int]:
     """Numbers of this user's processes on this host that can be asked where they are."""

@@ -35,7 +35,8 @@ def create_backend(opts: Any, pg_options: Any = None) -> Any:
             one object to the backends of all devices.
 
     Returns:
-        A ``c10d::Backend``. Blocks until every rank of the group has come.
+        A ``c10d::Backend``. Blocks until every rank of the group has come, unless ``opts`` asks for a group that gets
+        its members later, by ``reconfigure``.
 
     Raises:
         TypeError: ``pg_options`` is of another backend.
@@ -52,7 +53,8 @@ def create_backend(opts: Any, pg_options: Any = None) -> Any:
     options._timeout = opts.timeout
     options.global_ranks_in_group = list(opts.global_ranks_in_group)
     options.group_name = opts.group_id
-    return _C.create_backend(opts.store, opts.group_rank, opts.group_size, options, _make_gloo)
+    is_empty = getattr(opts, "enable_reconfigure", False)  # new in torch 2.15
+    return _C.create_backend(opts.store, opts.group_rank, opts.group_size, options, _make_gloo, is_empty)
 
 
 # Registered once per process: said goodbye before the interpreter takes threads and tensors apart.
