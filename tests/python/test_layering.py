@@ -36,6 +36,7 @@ MAY_INCLUDE = {
     "cuda": {"core"},
     "watch": {"core"},
     "shm": {"core", "reduce", "watch"},
+    "members": {"core", "shm"},
     "cross": {"core", "reduce", "watch"},
     "p2p": {"core", "cross", "shm", "watch"},
     "named": {"core", "reduce", "watch"},
