@@ -132,10 +132,6 @@ void check_timeout(std::chrono::milliseconds timeout) {
                     "timedelta(days=365); timedelta.max is out of PyTorch's range.");
 }
 
-std::vector<int> to_ints(const std::vector<uint64_t>& ranks) {
-  return {ranks.begin(), ranks.end()};
-}
-
 // For a group of ranks of the default one: a member that is dead already never joins.
 std::function<void()> checker_of(const std::vector<int>& global_ranks) {
   if (global_ranks.empty()) {
@@ -476,6 +472,13 @@ c10d::ErrorType HoronBackend::getError() {
 void HoronBackend::abort() {
   hooks_->on_abort->call_all();
   group_->abort("the process group was aborted");
+}
+
+void HoronBackend::give_up(const std::string& reason) {
+  if (group_->is_open()) {
+    hooks_->on_abort->call_all_beside();
+    group_->abort(reason);
+  }
 }
 
 void HoronBackend::shutdown() {

@@ -118,6 +118,13 @@ class HoronBackend : public c10d::Backend {
                                           const c10::intrusive_ptr<Options>& opts, const int& rank,
                                           const int& size) override;
 
+  // A group of the ranks that are left, which meet without the others, dead or not. With the flag
+  // SHRINK_ABORT this group fails what is pending first.
+  bool supportsShrinking() const override { return true; }
+  c10::intrusive_ptr<c10d::Backend> shrink(
+      const std::vector<int64_t>& ranks_to_exclude, int shrink_flags,
+      const c10::intrusive_ptr<Options>& opts_override) override;
+
   // Sequence numbers start at 0 on every rank and count collectives.
   void setSequenceNumberForGroup() override {}
   uint64_t getSequenceNumberForGroup() override { return sequence_.load(); }
@@ -150,6 +157,10 @@ class HoronBackend : public c10d::Backend {
   virtual std::string transport() const { return group_->transport_name(); }
   // False once it was shut down or aborted.
   virtual bool is_open() const { return group_->is_open(); }
+  // Of this group, as far as this process can see: those on its host.
+  virtual std::vector<int> ended_ranks() const { return group_->ended_ranks(); }
+  // As abort(), without waiting for the hooks: the flight recorder's takes seconds.
+  virtual void give_up(const std::string& reason);
   // Ends the group here as a process that exits does, without waiting for what is pending: other
   // ranks lose what needs this one, and no more.
   void leave();
@@ -200,6 +211,8 @@ class HoronBackend : public c10d::Backend {
   // What a group made out of this one gets: our settings, with what `opts` asks for.
   c10::intrusive_ptr<BackendOptions> options_for_child(
       const c10::intrusive_ptr<Options>& opts) const;
+  // What these ranks are in the default group.
+  std::vector<uint64_t> global_ranks_of(const std::vector<int>& ranks) const;
   // A prefix that only the members of the split get, and once. Default names come again, so each
   // counts the splits with this name and these ranks that it was in; other ranks need not call.
   std::string next_split_key(const std::string& name, const std::vector<int>& ranks);

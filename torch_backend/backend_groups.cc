@@ -5,8 +5,14 @@
 
 #include "backend.h"
 #include "core/error.h"
+#include "core/rank_list.h"
 
 namespace horon::torch_backend {
+namespace {
+
+constexpr int kShrinkAbort = 1;  // torch.distributed.SHRINK_ABORT
+
+}  // namespace
 
 c10::intrusive_ptr<BackendOptions> HoronBackend::options_for_child(
     const c10::intrusive_ptr<Options>& opts) const {
@@ -31,6 +37,16 @@ std::string HoronBackend::next_split_key(const std::string& name, const std::vec
   return concat(key, "/", splits_[key]++);
 }
 
+std::vector<uint64_t> HoronBackend::global_ranks_of(const std::vector<int>& ranks) const {
+  const auto& known = options_->global_ranks_in_group;
+  std::vector<uint64_t> global_ranks;
+  for (const int rank : ranks) {
+    global_ranks.push_back(known.empty() ? static_cast<uint64_t>(rank)
+                                         : known[static_cast<std::size_t>(rank)]);
+  }
+  return global_ranks;
+}
+
 c10::intrusive_ptr<c10d::Backend> HoronBackend::split(const c10::intrusive_ptr<c10d::Store>& store,
                                                       const std::vector<int>& ranks,
                                                       const c10::intrusive_ptr<Options>& opts) {
@@ -42,13 +58,7 @@ c10::intrusive_ptr<c10d::Backend> HoronBackend::split(const c10::intrusive_ptr<c
     check_rank("split", rank);
   }
   auto options = options_for_child(opts);
-  std::vector<uint64_t> global_ranks;
-  for (const int rank : ranks) {
-    const auto& parents = options_->global_ranks_in_group;
-    global_ranks.push_back(parents.empty() ? static_cast<uint64_t>(rank)
-                                           : parents[static_cast<std::size_t>(rank)]);
-  }
-  options->global_ranks_in_group = std::move(global_ranks);
+  options->global_ranks_in_group = global_ranks_of(ranks);
   const auto keys =
       c10::make_intrusive<c10d::PrefixStore>(next_split_key(options->group_name, ranks), store);
   return c10::make_intrusive<HoronBackend>(keys, static_cast<int>(own - ranks.begin()),
@@ -63,6 +73,47 @@ c10::intrusive_ptr<c10d::Backend> HoronBackend::merge(const c10::intrusive_ptr<c
   options->has_foreign_ranks = true;
   const auto keys = c10::make_intrusive<c10d::PrefixStore>("horon_merge", store);
   return c10::make_intrusive<HoronBackend>(keys, rank, size, options, make_gloo_);
+}
+
+c10::intrusive_ptr<c10d::Backend> HoronBackend::shrink(
+    const std::vector<int64_t>& ranks_to_exclude, int shrink_flags,
+    const c10::intrusive_ptr<Options>& opts_override) {
+  group_->check_process("shrink");
+  for (const int64_t rank : ranks_to_exclude) {
+    TORCH_CHECK_VALUE(rank >= 0 && rank < size_ && rank != rank_, "horon: shrink: expected ranks ",
+                      "of this group of ", size_, " other than this process's, ", rank_, ", got ",
+                      rank, ".");
+  }
+  std::vector<int> left;
+  for (int rank = 0; rank < size_; ++rank) {
+    if (std::find(ranks_to_exclude.begin(), ranks_to_exclude.end(), rank) ==
+        ranks_to_exclude.end()) {
+      left.push_back(rank);
+    }
+  }
+  if ((shrink_flags & kShrinkAbort) != 0) {
+    give_up("the group was shrunk");
+  }
+  Beginning beginning;
+  beginning.look_around = [group = group_, left] {
+    std::vector<int> missing;
+    const std::vector<int> ended = group->ended_ranks();
+    std::copy_if(ended.begin(), ended.end(), std::back_inserter(missing),
+                 [&](int rank) { return std::find(left.begin(), left.end(), rank) != left.end(); });
+    if (!missing.empty()) {
+      throw PeerLostError(concat("shrink: ", name_ranks(missing), " died before the group of the ",
+                                 left.size(), " ranks that were left was made"));
+    }
+  };
+  auto options = options_for_child(opts_override);
+  // Without the default group's other ranks, torch numbers those that are left anew.
+  const bool is_default = options_->global_ranks_in_group.empty();
+  options->global_ranks_in_group = is_default ? std::vector<uint64_t>() : global_ranks_of(left);
+  const auto keys = c10::make_intrusive<c10d::PrefixStore>(next_split_key("shrink", left), store_);
+  const auto own = std::find(left.begin(), left.end(), rank_);
+  return c10::make_intrusive<HoronBackend>(keys, static_cast<int>(own - left.begin()),
+                                           static_cast<int>(left.size()), options, make_gloo_,
+                                           std::move(beginning));
 }
 
 }  // namespace horon::torch_backend

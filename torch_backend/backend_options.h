@@ -1,12 +1,20 @@
 // What a user can pass as pg_options, and what a backend tells about itself.
 #pragma once
 
+#include <cstdint>
+#include <vector>
+
 #include "compat.h"
 #include "core/options.h"
 
 namespace horon::torch_backend {
 
 inline constexpr const char* kBackendName = "horon";
+
+// Ranks as the engine counts them.
+inline std::vector<int> to_ints(const std::vector<uint64_t>& ranks) {
+  return {ranks.begin(), ranks.end()};
+}
 
 struct BackendOptions final : c10d::Backend::Options {
   explicit BackendOptions(std::chrono::milliseconds timeout = kBackendDefaultTimeout)

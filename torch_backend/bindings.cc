@@ -128,6 +128,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
             self.all_reduce_blocking(tensor, reduce_op_named(op));
           },
           py::arg("tensor"), py::arg("op") = "sum", NoGil())
+      .def("ended_ranks", &HoronBackend::ended_ranks)
+      .def("give_up", &HoronBackend::give_up, py::arg("reason"), NoGil())
       .def("get_error", &HoronBackend::getError, NoGil())
       .def("_get_sequence_number_for_group", &HoronBackend::getSequenceNumberForGroup, NoGil())
       .def(

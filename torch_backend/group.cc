@@ -188,6 +188,22 @@ std::optional<std::string> Group::find_ended(const std::vector<int>& global_rank
   return std::nullopt;
 }
 
+std::vector<int> Group::ended_ranks() const {
+  std::vector<int> ended;
+  const SharedGroup* const here = shared_ ? shared_.get() : on_host_.get();
+  if (here == nullptr || fork_generation_ != fork_generation()) {
+    return ended;
+  }
+  const Peers& peers = here->peers;
+  for (int rank = 0; rank < peers.n_ranks(); ++rank) {
+    if (rank != peers.rank &&
+        has_ended(peers.peers[static_cast<std::size_t>(rank)].liveness_fd.get())) {
+      ended.push_back(peers.number(rank));
+    }
+  }
+  return ended;
+}
+
 void Group::check_process(const char* operation) const {
   TORCH_CHECK(
       fork_generation_ == fork_generation(), "horon: ", operation,

@@ -70,6 +70,10 @@ class Group {
   // a group knows that spans hosts, is closed, is the parent process's, or has foreign ranks.
   std::optional<std::string> find_ended(const std::vector<int>& global_ranks) const;
 
+  // Whose processes have ended, among the ranks that share memory with this one; also after the
+  // group has.
+  std::vector<int> ended_ranks() const;
+
   // Its ranks are not numbered as in the default group. To be called before others see the group.
   void set_has_foreign_ranks() { has_foreign_ranks_ = true; }
 

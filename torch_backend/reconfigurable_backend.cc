@@ -374,6 +374,14 @@ c10::intrusive_ptr<c10d::Window> ReconfigurableBackend::new_window(
                     [&](HoronBackend& to) { return to.HoronBackend::new_window(tensor); });
 }
 
+c10::intrusive_ptr<c10d::Backend> ReconfigurableBackend::shrink(
+    const std::vector<int64_t>& ranks_to_exclude, int shrink_flags,
+    const c10::intrusive_ptr<Options>& opts_override) {
+  return on_current("shrink", [&](HoronBackend& to) {
+    return to.HoronBackend::shrink(ranks_to_exclude, shrink_flags, opts_override);
+  });
+}
+
 bool ReconfigurableBackend::supportsTensorAlloc(c10::DeviceIndex device) {
   return on_current_or(
       [&](HoronBackend& to) { return to.HoronBackend::supportsTensorAlloc(device); }, false);
@@ -426,6 +434,15 @@ std::string ReconfigurableBackend::transport() const {
 
 bool ReconfigurableBackend::is_open() const {
   return on_current_or([](HoronBackend& to) { return to.HoronBackend::is_open(); }, true);
+}
+
+void ReconfigurableBackend::give_up(const std::string& reason) {
+  if_members([&](HoronBackend& to) { to.HoronBackend::give_up(reason); });
+}
+
+std::vector<int> ReconfigurableBackend::ended_ranks() const {
+  return on_current_or([](HoronBackend& to) { return to.HoronBackend::ended_ranks(); },
+                       std::vector<int>());
 }
 
 }  // namespace horon::torch_backend

@@ -90,6 +90,9 @@ class ReconfigurableBackend final : public HoronBackend {
   c10::intrusive_ptr<c10d::Backend> merge(const c10::intrusive_ptr<c10d::Store>& store,
                                           const c10::intrusive_ptr<Options>& opts, const int& rank,
                                           const int& size) override;
+  c10::intrusive_ptr<c10d::Backend> shrink(
+      const std::vector<int64_t>& ranks_to_exclude, int shrink_flags,
+      const c10::intrusive_ptr<Options>& opts_override) override;
   bool supportsWindow() const override;
   c10::intrusive_ptr<c10d::Window> new_window(const std::optional<at::Tensor>& tensor) override;
 
@@ -103,6 +106,8 @@ class ReconfigurableBackend final : public HoronBackend {
   bool is_shared() const override;
   std::string transport() const override;
   bool is_open() const override;
+  std::vector<int> ended_ranks() const override;
+  void give_up(const std::string& reason) override;
 
  private:
   // The backend that has the members; null if there are none yet.

@@ -53,6 +53,12 @@ class HoronBackend:
             op: "sum", "avg", "product", "min", "max", "band", "bor" or "bxor".
         """
 
+    def ended_ranks(self) -> list[int]:
+        """Ranks of this group whose processes have ended, among those on this host."""
+
+    def give_up(self, reason: str) -> None:
+        """Fails what is pending in this group, on all ranks, as ``abort`` does, and does not wait for its hooks."""
+
     def get_error(self) -> Any: ...
     def split(self, store: Any, ranks: list[int], options: Options | None = None) -> HoronBackend | None: ...
     def perform_nocolor_split(self, device: Any) -> None: ...

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from horon._arena import arena_statistics, ddp_in_arena, empty, empty_like, is_in_arena, zeros
     from horon._backend import Options
     from horon._gradients import SharedGradients, share_gradients
+    from horon._survivors import shrink_to_survivors
     from horon.runner import run
 
 __all__ = [
@@ -31,6 +32,7 @@ __all__ = [
     "is_in_arena",
     "run",
     "share_gradients",
+    "shrink_to_survivors",
     "zeros",
 ]
 
@@ -45,6 +47,7 @@ _MODULES = {
     "is_in_arena": "horon._arena",
     "run": "horon.runner",
     "share_gradients": "horon._gradients",
+    "shrink_to_survivors": "horon._survivors",
     "zeros": "horon._arena",
 }
 

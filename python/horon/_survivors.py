@@ -1,0 +1,154 @@
+"""Going on with those who are left, when ranks have died."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Mapping
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from horon import _C, _backend  # noqa: F401  (makes torch.distributed know the types of _C)
+
+_FIRST_LOOK_S = 0.005
+_LONGEST_LOOK_S = 0.1
+# How long a store may take for an answer that is there.
+_ANSWER_TIMEOUT = timedelta(seconds=60)
+
+
+def shrink_to_survivors(
+    group: Any = None, timeout: timedelta = timedelta(seconds=60), min_size: int = 1
+) -> dist.ProcessGroup:
+    """Puts a group of the ranks that are left in the place of one that has lost ranks, and returns it.
+
+    Every rank that is left calls it, as soon as an operation has failed there: those that still wait in one get an
+    error by it. They agree, through the group's store, on who is left: everybody who calls this, once all others are
+    known to have ended, or `timeout` has passed. Then they make a group of those. Of the default group the rules of
+    ``torch.distributed.shrink_group`` hold: ranks are numbered anew, without gaps and in the same order, and all other
+    groups end. Wrappers such as DDP have to be made again, for the new group.
+
+    Args:
+        group: The default group if None. Its tensors on CPUs are horon's.
+        timeout: How long to wait for a rank of which it is not known whether it has ended: one that is stuck, or on a
+            host that is gone.
+        min_size: With fewer ranks left it is an error, on all of them.
+
+    Raises:
+        ValueError: A bad argument, or the group is not horon's.
+        RuntimeError: Nobody is missing; too few are left; the others have gone on without this rank, which came too
+            late; or the store can not be reached, because who served it has ended. With torchrun and horonrun the
+            agents serve it, else rank 0.
+        torch.distributed.DistBackendError: The ranks that were left did not meet within the group's own timeout.
+
+    Source: ours; Horovod has ``hvd.elastic`` for this, MPI's ULFM ``MPI_Comm_shrink``.
+    """
+    of = group if group is not None else dist.distributed_c10d._get_default_group()
+    backend = of._get_backend(torch.device("cpu"))
+    if not isinstance(backend, _C.HoronBackend):
+        raise ValueError(f"horon: shrink_to_survivors: expected a group of backend horon, got {of.name()}.")
+    size, rank = dist.get_world_size(of), dist.get_rank(of)
+    if timeout.total_seconds() <= 0:
+        raise ValueError(f"horon: shrink_to_survivors: timeout: expected more than 0, got {timeout}.")
+    if not 1 <= min_size <= size:
+        raise ValueError(f"horon: shrink_to_survivors: min_size: expected 1 to {size}, got {min_size}.")
+    deadline_s = time.monotonic() + timeout.total_seconds()
+    is_default = of is dist.distributed_c10d._get_default_group()
+    while True:
+        backend.give_up("a rank has left it to go on with those that are left")  # so that all come who wait in it
+        left = _agree(of, backend, rank, size, deadline_s)
+        _check(left, rank, size, min_size)
+        lost = [other for other in range(size) if other not in left]
+        try:
+            return dist.shrink_group(lost) if is_default else _make_anew(of, backend, left)
+        except dist.DistBackendError:  # one of those that were left has died since
+            if not set(backend.ended_ranks()) - set(lost) or time.monotonic() > deadline_s:
+                raise
+
+
+def _make_anew(group: Any, backend: Any, left: list[int]) -> dist.ProcessGroup:
+    """Not by shrink_group, which takes ranks of the group for global ones (torch 2.15 and before)."""
+    ranks = dist.get_process_group_ranks(group)
+    made = dist.new_group(
+        [ranks[rank] for rank in left],
+        timeout=backend.options._timeout,
+        backend=dist.get_backend(group),
+        pg_options=backend.options,
+        use_local_synchronization=True,
+    )
+    dist.destroy_process_group(group)
+    return made
+
+
+def decide(came: Collection[int], ended: Collection[int], size: int, is_late: bool) -> list[int] | None:
+    """Who is left, or None as long as that is not known. Pure.
+
+    Args:
+        came: Ranks that have called.
+        ended: Ranks that somebody has seen end.
+        is_late: Nobody waits any longer.
+    """
+    left = [rank for rank in came if rank not in ended]
+    is_known = all(rank in came or rank in ended for rank in range(size))
+    return sorted(left) if is_known or is_late else None
+
+
+def _check(left: list[int], rank: int, size: int, min_size: int) -> None:
+    if rank not in left:
+        raise RuntimeError(
+            f"horon: shrink_to_survivors: ranks {left} have gone on without rank {rank}, which came too late, or was "
+            "seen to have ended. End this process."
+        )
+    if len(left) < min_size:
+        raise RuntimeError(
+            f"horon: shrink_to_survivors: {len(left)} of {size} ranks are left, {left}: fewer than min_size={min_size}."
+        )
+    if len(left) == size:
+        raise RuntimeError(
+            f"horon: shrink_to_survivors: all {size} ranks are there, so there is nobody to go on without. The group "
+            "can not be used any more: destroy it and make it anew."
+        )
+
+
+def _agree(group: Any, backend: Any, rank: int, size: int, deadline_s: float) -> list[int]:
+    """The ranks that are left, which all of them find alike: the first decision counts."""
+    try:
+        return _agree_in(dist.distributed_c10d._world.pg_map[group][1], backend, rank, size, deadline_s)
+    except (dist.DistStoreError, dist.DistNetworkError) as error:
+        raise RuntimeError(
+            "horon: shrink_to_survivors: the group's store can not be reached, which the ranks that are left need to "
+            "agree: most likely its server was in a rank that has died. Let a process serve it that does not "
+            f"(torchrun and horonrun do), or make the group with such a store. {error}"
+        ) from error
+
+
+def _agree_in(of_group: Any, backend: Any, rank: int, size: int, deadline_s: float) -> list[int]:
+    whole = dist.PrefixStore("horon/survivors", of_group)
+    # Each rank counts how often it came: the keys of an earlier time are not used again.
+    store = dist.PrefixStore(str(whole.add(f"came/{rank}", 1)), whole)
+    views: dict[int, set[int]] = {rank: set()}  # whom each rank that came has seen end
+    store.set(f"view/{rank}", "")
+    look_s = _FIRST_LOOK_S
+    while not store.check(["decision"]):
+        mine = set(backend.ended_ranks())
+        if mine != views[rank]:
+            views[rank] = mine
+            store.set(f"view/{rank}", " ".join(map(str, sorted(mine))))
+        for other in _not_settled(views, size):
+            if store.check([f"view/{other}"]):
+                views[other] = {int(word) for word in store.get(f"view/{other}").split()}
+        left = decide(views, set().union(*views.values()), size, time.monotonic() > deadline_s)
+        if left is not None:
+            store.compare_set("decision", "", " ".join(map(str, left)))
+            break
+        time.sleep(look_s)
+        look_s = min(look_s * 1.5, _LONGEST_LOOK_S)
+    store.wait(["decision"], _ANSWER_TIMEOUT)
+    return [int(word) for word in store.get("decision").split()]
+
+
+def _not_settled(views: Mapping[int, Collection[int]], size: int) -> list[int]:
+    """Whose view may be news, or tell of somebody who has not come. All of them while somebody is missing."""
+    ended = set().union(*views.values())
+    return [other for other in range(size) if other not in ended]
