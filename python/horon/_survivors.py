@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection
 from datetime import timedelta
 from typing import Any
 
@@ -57,7 +57,8 @@ def shrink_to_survivors(
     is_default = of is dist.distributed_c10d._get_default_group()
     while True:
         backend.give_up("a rank has left it to go on with those that are left")  # so that all come who wait in it
-        left = _agree(of, backend, rank, size, deadline_s)
+        store = dist.PrefixStore("horon/survivors", dist.distributed_c10d._world.pg_map[of][1])
+        left = agree_on_survivors(store, rank, range(size), backend.ended_ranks, deadline_s)
         _check(left, rank, size, min_size)
         lost = [other for other in range(size) if other not in left]
         try:
@@ -77,21 +78,22 @@ def _make_anew(group: Any, backend: Any, left: list[int]) -> dist.ProcessGroup:
         pg_options=backend.options,
         use_local_synchronization=True,
     )
+    assert isinstance(made, dist.ProcessGroup)  # this rank is a member
     dist.destroy_process_group(group)
     return made
 
 
-def decide(came: Collection[int], ended: Collection[int], size: int, is_late: bool) -> list[int] | None:
-    """Who is left, or None as long as that is not known. Pure.
+def decide(came: Collection[int], ended: Collection[int], members: Collection[int], is_late: bool) -> list[int] | None:
+    """Who is left, in the order of the members; None as long as that is not known. Pure.
 
     Args:
-        came: Ranks that have called.
-        ended: Ranks that somebody has seen end.
+        came: Those that have called.
+        ended: Those that somebody has seen end.
         is_late: Nobody waits any longer.
     """
-    left = [rank for rank in came if rank not in ended]
-    is_known = all(rank in came or rank in ended for rank in range(size))
-    return sorted(left) if is_known or is_late else None
+    is_known = all(member in came or member in ended for member in members)
+    left = [member for member in members if member in came and member not in ended]
+    return left if is_known or is_late else None
 
 
 def _check(left: list[int], rank: int, size: int, min_size: int) -> None:
@@ -111,34 +113,50 @@ def _check(left: list[int], rank: int, size: int, min_size: int) -> None:
         )
 
 
-def _agree(group: Any, backend: Any, rank: int, size: int, deadline_s: float) -> list[int]:
-    """The ranks that are left, which all of them find alike: the first decision counts."""
+def agree_on_survivors(
+    store: Any, me: int, members: Collection[int], ended: Callable[[], Collection[int]], deadline_s: float
+) -> list[int]:
+    """Those of `members` that are left, in their order, which all of them find alike: the first decision counts.
+
+    All that are left call this, equally often. Blocks until every other one has come or is known to have ended, or
+    the deadline (of time.monotonic()) is over.
+
+    Args:
+        store: Of all members, for this alone.
+        me, members: Numbers.
+        ended: Tells which members' processes have ended, as far as this one can see.
+
+    Raises:
+        RuntimeError: The store can not be reached.
+    """
     try:
-        return _agree_in(dist.distributed_c10d._world.pg_map[group][1], backend, rank, size, deadline_s)
+        return _agree(store, me, members, ended, deadline_s)
     except (dist.DistStoreError, dist.DistNetworkError) as error:
         raise RuntimeError(
-            "horon: shrink_to_survivors: the group's store can not be reached, which the ranks that are left need to "
-            "agree: most likely its server was in a rank that has died. Let a process serve it that does not "
-            f"(torchrun and horonrun do), or make the group with such a store. {error}"
+            "horon: the store can not be reached in which the ranks that are left agree who they are: most likely its "
+            "server was in a rank that has died. Let a process serve it that goes on (torchrun and horonrun do). "
+            f"{error}"
         ) from error
 
 
-def _agree_in(of_group: Any, backend: Any, rank: int, size: int, deadline_s: float) -> list[int]:
-    whole = dist.PrefixStore("horon/survivors", of_group)
-    # Each rank counts how often it came: the keys of an earlier time are not used again.
-    store = dist.PrefixStore(str(whole.add(f"came/{rank}", 1)), whole)
-    views: dict[int, set[int]] = {rank: set()}  # whom each rank that came has seen end
-    store.set(f"view/{rank}", "")
+def _agree(
+    whole: Any, me: int, members: Collection[int], ended: Callable[[], Collection[int]], deadline_s: float
+) -> list[int]:
+    # Each member counts how often it came: the keys of an earlier time are not used again.
+    store = dist.PrefixStore(str(whole.add(f"came/{me}", 1)), whole)
+    views: dict[int, set[int]] = {me: set()}  # whom each one that has come has seen end
+    store.set(f"view/{me}", "")
     look_s = _FIRST_LOOK_S
     while not store.check(["decision"]):
-        mine = set(backend.ended_ranks())
-        if mine != views[rank]:
-            views[rank] = mine
-            store.set(f"view/{rank}", " ".join(map(str, sorted(mine))))
-        for other in _not_settled(views, size):
-            if store.check([f"view/{other}"]):
+        mine = set(ended())
+        if mine != views[me]:
+            views[me] = mine
+            store.set(f"view/{me}", " ".join(map(str, sorted(mine))))
+        gone = set().union(*views.values())
+        for other in members:
+            if other not in gone and other != me and store.check([f"view/{other}"]):
                 views[other] = {int(word) for word in store.get(f"view/{other}").split()}
-        left = decide(views, set().union(*views.values()), size, time.monotonic() > deadline_s)
+        left = decide(views, set().union(*views.values()), members, time.monotonic() > deadline_s)
         if left is not None:
             store.compare_set("decision", "", " ".join(map(str, left)))
             break
@@ -146,9 +164,3 @@ def _agree_in(of_group: Any, backend: Any, rank: int, size: int, deadline_s: flo
         look_s = min(look_s * 1.5, _LONGEST_LOOK_S)
     store.wait(["decision"], _ANSWER_TIMEOUT)
     return [int(word) for word in store.get("decision").split()]
-
-
-def _not_settled(views: Mapping[int, Collection[int]], size: int) -> list[int]:
-    """Whose view may be news, or tell of somebody who has not come. All of them while somebody is missing."""
-    ended = set().union(*views.values())
-    return [other for other in range(size) if other not in ended]

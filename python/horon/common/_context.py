@@ -7,6 +7,7 @@ import math
 import os
 import socket
 import threading
+import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -20,6 +21,7 @@ from horon import (
     _backend,  # noqa: F401  (registers its own goodbye at exit, which has to come after ours)
     _register,
 )
+from horon._survivors import agree_on_survivors
 from horon.common._launch import Launch, find_launch
 from horon.common._order_guard import OrderGuard
 from horon.common._rendezvous import make_store
@@ -115,6 +117,11 @@ class Context:
         self._topology: Topology | None = None
         self._job_store: Any = None
         self._made_group: Any = None
+        # For who goes on without ranks that have died: ranks of the job that init() starts with (None: all), those it
+        # has started with, and what sees their processes end, in that order.
+        self._left: list[int] | None = None
+        self._members: list[int] = []
+        self._witness: Any = None
         self._guard = OrderGuard()
         self._pid = os.getpid()
         self._exit_registered = False
@@ -248,6 +255,9 @@ class Context:
     def _start(self, comm: Any, process_sets: Sequence[Sequence[int]]) -> None:
         timeout = _timeout()
         launch = find_launch(os.environ)
+        if comm is None and not dist.is_initialized():
+            comm = self._left
+        members = list(comm) if comm is not None and not hasattr(comm, "Get_rank") else list(range(launch.size))
         store, launch = self._meet(launch, comm, process_sets, timeout)
         # Counted in the store, by each rank for itself: a restarted or reused process may have been part of others.
         if dist.is_initialized():
@@ -255,7 +265,8 @@ class Context:
         else:
             _register.registrar()
             generation = _C.call_roll(store, launch.rank, launch.size, timeout)
-        made_group = engine = None
+        made_group: Any = None
+        engine = None
         try:
             if not dist.is_initialized():
                 group_store = dist.PrefixStore(f"horon/default/{generation}", store)
@@ -263,6 +274,7 @@ class Context:
                     "horon", store=group_store, rank=launch.rank, world_size=launch.size, timeout=timeout
                 )
                 made_group = dist.group.WORLD
+                self._members, self._witness = members, made_group._get_backend(torch.device("cpu"))
             # Those that the default group counts as the job does.
             watched = list(range(launch.size)) if made_group is not None or comm is None else []
             topology = _exchange_topology(
@@ -319,6 +331,45 @@ class Context:
             store = dist.PrefixStore(f"horon/comm/{'.'.join(map(str, ranks))}", store)
         _check_process_sets(process_sets, launch.size)
         return store, launch
+
+    def leave_behind(self, least: int, timeout: timedelta) -> None:
+        """Finds out, with the other ranks that are left, who they are: init() then starts with these.
+
+        For after a failure, before shutdown(). All ranks that are left call it, in jobs whose default group init() has
+        made; in others it does nothing.
+
+        Args:
+            least: With fewer ranks it is an error, on all of them.
+            timeout: For ranks of which it is not known whether they have ended.
+
+        Raises:
+            RuntimeError: Too few are left, the others have gone on without this rank, or the store is gone.
+        """
+        with self._lock:
+            if self._job_store is None or len(self._members) < 2:
+                return
+            members, witness, rank = self._members, self._witness, find_launch(os.environ).rank
+            left = agree_on_survivors(
+                dist.PrefixStore("horon/elastic", self._job_store),
+                rank,
+                self._left or members,
+                lambda: [members[ended] for ended in witness.ended_ranks()],
+                time.monotonic() + timeout.total_seconds(),
+            )
+            if rank not in left:
+                raise RuntimeError(
+                    f"horon: ranks {left} of the job have gone on without rank {rank}, which came too late."
+                )
+            if len(left) < least:
+                raise RuntimeError(
+                    f"horon: {len(left)} ranks of the job are left, {left}, and it is to have at least {least}."
+                )
+            self._left = left
+
+    def has_lost_more(self) -> bool:
+        """Whether one of the ranks that were left has been seen to end since."""
+        members = self._members
+        return any(self._left is None or members[ended] in self._left for ended in self._witness.ended_ranks())
 
     def _forget_parent(self) -> None:
         """In a forked child: what the parent had is not ours to end."""

@@ -12,6 +12,8 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from horon.common._elastic_settings import MIN_NP_VARIABLE
+
 _PR_SET_PDEATHSIG = 1
 
 OUTPUT_VARIABLE = "HORON_RUN_OUTPUT"
@@ -68,6 +70,15 @@ def main() -> None:
     die_with_parent()
     prepare()
     command = sys.argv[1:]
+    if int(os.environ.get(MIN_NP_VARIABLE) or sys.maxsize) < int(os.environ["WORLD_SIZE"]):
+        from horon.runner._expendable import run_expendable
+
+        sys.exit(run_expendable(command))
+    become(command)
+
+
+def become(command: list[str]) -> None:
+    """Runs the command in place of this process."""
     try:
         os.execvp(command[0], command)
     except OSError as error:

@@ -19,19 +19,18 @@ from horon.runner._hosts import Share
 from horon.runner._ssh import Ssh
 
 _ELASTIC = (
-    "the number of ranks does not change while a job runs. hvd.elastic.run works with a fixed one, and "
-    "torchrun --max-restarts starts a job again that has failed"
+    "no ranks are added while a job runs. With horonrun --min-np and hvd.elastic.run one goes on without ranks that "
+    "have died, and torchrun --max-restarts starts a job again that has failed"
 )
 _MPI = "start the script itself with mpirun: hvd.init() reads its variables"
 # What horovod.run takes and there is nothing for, with the reason.
 REFUSED: Mapping[str, str] = {
     "host_discovery_script": _ELASTIC,
     "slots": _ELASTIC,
-    "reset_limit": _ELASTIC,
+    "reset_limit": "-np and --min-np say how many ranks may be lost",
     "cooldown_range": _ELASTIC,
     "use_mpi": _MPI,
     "mpi_args": _MPI,
-    "elastic_timeout": _ELASTIC,
     "use_jsrun": _MPI,
     "binding_args": _MPI,
     "config_file": "give its settings as options, or as HOROVOD_ variables",

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from horon._version import __version__
+from horon.common._elastic_settings import MIN_NP_VARIABLE
 from horon.runner import _child, _processes, _run
 from horon.runner._failures import Failure, exit_status, failures_of, texts_of
 from horon.runner._hosts import Share
@@ -47,6 +48,12 @@ _VARIABLES: Sequence[tuple[str, str, Callable[[str], str], str]] = (
     ("--gloo-timeout-seconds", "HOROVOD_GLOO_TIMEOUT_SECONDS", _whole, "how long ranks wait for each other"),
     ("--network-interfaces", "HOROVOD_GLOO_IFACE", str, "those that connect the hosts; default: as ssh has come"),
     ("--network-interface", "HOROVOD_GLOO_IFACE", str, "the same, deprecated"),
+    (
+        "--elastic-timeout",
+        "HOROVOD_ELASTIC_TIMEOUT",
+        _whole,
+        "for ranks of which it is not known whether they have died",
+    ),
     ("--cycle-time-ms", "HOROVOD_CYCLE_TIME", str, "without a meaning"),
     ("--cache-capacity", "HOROVOD_CACHE_CAPACITY", _whole, "without a meaning"),
     ("--num-nccl-streams", "HOROVOD_NUM_NCCL_STREAMS", _whole, "without a meaning"),
@@ -97,7 +104,6 @@ _REFUSED: Sequence[tuple[tuple[str, ...], str, bool]] = (
     (("--slots-per-host",), "slots", False),
     (("--reset-limit",), "reset_limit", False),
     (("--blacklist-cooldown-range",), "cooldown_range", False),
-    (("--elastic-timeout",), "elastic_timeout", False),
     (("--mpi",), "use_mpi", True),
     (("--mpi-args",), "mpi_args", False),
     (("--jsrun",), "use_jsrun", True),
@@ -134,6 +140,8 @@ def plan(arguments: Sequence[str]) -> Plan:
     except (OSError, ValueError) as error:
         parser.error(str(error).removeprefix("horon: "))
     environment = dict(options.environment or ())
+    if options.min_num_proc is not None and options.min_num_proc < options.num_proc:
+        environment[MIN_NP_VARIABLE] = str(options.min_num_proc)
     if options.output_filename is not None:
         environment[_child.OUTPUT_VARIABLE] = str(Path(options.output_filename).resolve())
     return Plan(
@@ -159,8 +167,9 @@ def _parser() -> argparse.ArgumentParser:
     add("-hostfile", "--hostfile", metavar="FILE", help="the same, lines of: host slots=4")
     add("--output-filename", metavar="FOLDER", help="rank 3 of 16 writes to FOLDER/rank.03/stdout, on its host")
     add("--start-timeout", type=float, metavar="SECONDS", help="until all processes have to have been started")
-    add("--min-np", "--min-num-proc", dest="min_num_proc", type=int, metavar="N", help="at most -np")
-    add("--max-np", "--max-num-proc", dest="max_num_proc", type=int, metavar="N", help="at least -np")
+    add("--min-np", "--min-num-proc", dest="min_num_proc", type=int, metavar="N",
+        help="go on with so many when others have died; for scripts with hvd.elastic.run")  # fmt: skip
+    add("--max-np", "--max-num-proc", dest="max_num_proc", type=int, metavar="N", help="at least -np; none are added")
     add("--verbose", action="store_true", help="print what is started")
     for option, variable, convert, text in _VARIABLES:
         add(option, action=_Variable, variable=variable, convert=convert, dest="environment", metavar="X", help=text)

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
+import torch.distributed as dist
+
+from horon.common._context import default_context
+from horon.common._elastic_settings import elastic_settings
 from horon.common.basics import init, shutdown
 from horon.common.elastic import ObjectState, State, run_fn
 from horon.torch.elastic.sampler import ElasticSampler
@@ -14,11 +19,15 @@ __all__ = ["ElasticSampler", "ObjectState", "State", "TorchState", "run"]
 
 
 def run(func: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorator of a training function ``func(state, ...)``, for a fixed set of ranks.
+    """Decorator of a training function ``func(state, ...)`` that starts over after a failure.
 
     Before each call the state of rank 0 is sent to all. After a HorovodInternalError the state goes back to its last
     commit, horon is shut down and started again, and the function is called anew; after a HostsUpdatedInterrupt, the
     same without going back. All ranks have to use it.
+
+    With HORON_ELASTIC_MIN_NP set, as ``horonrun --min-np`` does, ranks that have died are left behind, and the others
+    are numbered anew; without it, all have to come again. The launcher must not end the job when a rank dies, and the
+    store must not be in a rank that does: both hold for horonrun.
 
     Source: Horovod 0.28.1 ``elastic.run``.
     """
@@ -26,5 +35,14 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _reset() -> None:
-    shutdown()
-    init()
+    settings = elastic_settings(os.environ)
+    while True:
+        if settings is not None:
+            default_context.leave_behind(settings.least, settings.timeout)
+        shutdown()
+        try:
+            init()
+            return
+        except dist.DistBackendError:
+            if settings is None or not default_context.has_lost_more():
+                raise
