@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -9,86 +10,162 @@ import subprocess
 import sys
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
-from harness import on_gloo
+import torch
+import torch.distributed as dist
+from harness import assert_clean_exits, on_gloo, run_fresh_processes
 from test_horovod_run_hosts import path_with_ssh  # noqa: F401  (a fixture)
 
 pytestmark = pytest.mark.skipif(on_gloo(), reason="horon's own")
 
 _TIMEOUT_S = 120
+_KILLED = -signal.SIGKILL
+
+Plan = list[tuple[int, str, int]]
+"""At which batch, by what, which rank of the job."""
+
+
+def train(plan: Plan) -> tuple[int, int, list[float], list[str]]:
+    """Returns rank and size at the end, the model's weights, and how often it began: as whom, of how many, where."""
+    import horon.torch as hvd
+
+    hvd.init()
+    me = int(os.environ["HOROVOD_RANK"])
+    torch.manual_seed(me)
+    model = torch.nn.Linear(4, 1)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.05), model.named_parameters())
+    sampler = hvd.elastic.ElasticSampler(range(24), shuffle=False)
+    state = hvd.elastic.TorchState(model=model, optimizer=optimizer, sampler=sampler, batch=0)
+    sizes: list[int] = []
+    state.register_reset_callbacks([lambda: sizes.append(hvd.size())])
+    starts = []
+
+    @hvd.elastic.run
+    def loop(state: Any) -> None:
+        starts.append(f"{hvd.rank()} of {hvd.size()} at {state.batch}, {len(sampler)} samples")
+        assert hvd.allreduce(torch.ones(1), op=hvd.Sum) == hvd.size()
+        while state.batch < 12:
+            for at, how, who in plan:
+                if at == state.batch and who == me:
+                    if how == "kill":
+                        os.kill(os.getpid(), signal.SIGKILL)
+                    if how == "exit":
+                        os._exit(7)
+                    if how == "raise":
+                        raise ValueError("a bug of its own")
+                    if how == "disagree" and not sizes:
+                        hvd.allreduce(torch.ones(2 + hvd.rank()), name="disagree")
+            optimizer.zero_grad()
+            (model(torch.ones(2, 4) * (1 + hvd.rank())) - 3).square().mean().backward()
+            optimizer.step()
+            state.batch += 1
+            state.commit()
+
+    loop(state)
+    found = hvd.rank(), hvd.size(), model.weight.detach().flatten().tolist(), starts
+    hvd.shutdown()
+    hvd.init()  # of those who are left
+    assert hvd.size() == (sizes[-1] if sizes else int(os.environ["HOROVOD_SIZE"]))
+    hvd.shutdown()
+    return found
+
+
+def _rank(rank: int, size: int, path: str, plan: Plan) -> tuple[int, int, list[float], list[str]]:
+    from horon.common._context import default_context
+
+    os.environ.update({"HOROVOD_RANK": str(rank), "HOROVOD_SIZE": str(size)})
+    default_context._job_store = dist.FileStore(path, size)  # as horonrun's, in nobody who dies
+    return train(plan)
+
+
+@pytest.mark.parametrize(
+    ("size", "plan", "left"),
+    [
+        (3, [(5, "kill", 1)], [0, 2]),
+        (3, [(5, "kill", 0)], [1, 2]),
+        (2, [(0, "exit", 0)], [1]),
+        (4, [(3, "kill", 0), (8, "kill", 3)], [1, 2]),
+        (4, [(4, "kill", 1), (4, "kill", 2)], [0, 3]),
+        (3, [*[(2, "disagree", rank) for rank in range(3)], (6, "kill", 0)], [1, 2]),
+    ],
+)
+def test_the_others_go_on(tmp_path: Path, size: int, plan: Plan, left: list[int]) -> None:
+    env = {"HORON_ELASTIC_MIN_NP": str(len(left))}
+    outcomes = run_fresh_processes(_rank, size, f"{tmp_path}/store", plan, init=False, env=env)
+    ends = {who: 7 if how == "exit" else _KILLED for _, how, who in plan if how != "disagree"}
+    assert_clean_exits(outcomes, [ends.get(rank, 0) for rank in range(size)])
+    found = [outcomes[rank].result for rank in left]
+    assert [(rank, n) for rank, n, *_ in found] == [(rank, len(left)) for rank in range(len(left))]
+    assert all(weights == found[0][2] for _, _, weights, _ in found)
+
+
+def test_it_goes_on_from_the_last_commit(tmp_path: Path) -> None:
+    env = {"HORON_ELASTIC_MIN_NP": "1"}
+    outcomes = run_fresh_processes(_rank, 3, f"{tmp_path}/store", [(5, "kill", 2)], init=False, env=env)
+    assert_clean_exits(outcomes, [0, 0, _KILLED])
+    for rank in (0, 1):
+        assert outcomes[rank].result[3] == [f"{rank} of 3 at 0, 8 samples", f"{rank} of 2 at 5, 12 samples"]
+
+
+def _too_late(rank: int, size: int, path: str) -> None:
+    """One is stopped for longer than the others wait."""
+    import horon.torch as hvd
+    from horon.common._context import default_context
+
+    os.environ.update({"HOROVOD_RANK": str(rank), "HOROVOD_SIZE": str(size)})
+    meeting = default_context._job_store = dist.FileStore(path, size)
+    hvd.init()
+    state = hvd.elastic.ObjectState(hvd.broadcast_object, hvd.rank, batch=0)
+
+    @hvd.elastic.run
+    def loop(state: Any) -> int:
+        if hvd.size() == size:
+            if rank == 1:
+                meeting.wait(["gone on"])
+            raise hvd.mpi_ops.HorovodInternalError("somebody has seen a reason")
+        meeting.set("gone on", "")
+        return hvd.size()
+
+    if rank == 1:
+        with pytest.raises(RuntimeError, match=r"ranks \[0, 2\] of the job have gone on without rank 1"):
+            loop(state)
+        os._exit(0)
+    assert loop(state) == 2
+    hvd.shutdown()
+
+
+def test_who_comes_too_late_is_told(tmp_path: Path) -> None:
+    env = {"HORON_ELASTIC_MIN_NP": "2", "HOROVOD_ELASTIC_TIMEOUT": "1"}
+    assert_clean_exits(run_fresh_processes(_too_late, 3, f"{tmp_path}/store", init=False, env=env))
+
+
+# ---- by the launcher ----
+
 _SCRIPT = """
-import json, os, signal, sys, time
-import torch
-import horon.torch as hvd
+import json, os, sys
+sys.path.insert(0, sys.argv[2])
+from test_horovod_elastic_lost import train
 
-plan = json.loads(sys.argv[1])  # at which batch, by what, which rank of the job
-hvd.init()
-me = int(os.environ["HOROVOD_RANK"])
-torch.manual_seed(me)
-model = torch.nn.Linear(4, 1)
-optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.05), model.named_parameters())
-sampler = hvd.elastic.ElasticSampler(range(24), shuffle=False)
-state = hvd.elastic.TorchState(model=model, optimizer=optimizer, sampler=sampler, batch=0)
-starts = []
-state.register_reset_callbacks([lambda: starts.append(hvd.size())])
-
-
-@hvd.elastic.run
-def train(state):
-    print(f"start {me} as {hvd.rank()} of {hvd.size()} at {state.batch}, {len(sampler)} samples\\n", end="", flush=True)
-    assert hvd.local_size() <= hvd.size() and hvd.allreduce(torch.ones(1), op=hvd.Sum) == hvd.size()
-    while state.batch < 12:
-        for at, how, who in plan:
-            if at == state.batch and who == me:
-                if how == "kill":
-                    os.kill(os.getpid(), signal.SIGKILL)
-                if how == "exit":
-                    os._exit(7)
-                if how == "raise":
-                    raise ValueError("a bug of its own")
-                if how == "disagree" and hvd.size() == 3 and not starts:
-                    hvd.allreduce(torch.ones(2 + hvd.rank()), name="disagree")
-        optimizer.zero_grad()
-        (model(torch.ones(2, 4) * (1 + hvd.rank())) - 3).square().mean().backward()
-        optimizer.step()
-        state.batch += 1
-        state.commit()
-    return [round(float(x), 6) for x in model.weight.detach().flatten()]
-
-
-weights = train(state)
-print(f"done {me} as {hvd.rank()} of {hvd.size()} {weights} {starts}\\n", end="", flush=True)
-hvd.shutdown()
-hvd.init()  # of those who are left
-assert hvd.size() == (starts[-1] if starts else int(os.environ["HOROVOD_SIZE"]))
+rank, size, weights, starts = train(json.loads(sys.argv[1]))
+print(f"done {os.environ['HOROVOD_RANK']} as {rank} of {size}\\n", end="", flush=True)
 """
 
 
-def _run(
-    folder: Path, n_ranks: int, plan: str, *options: str, env: dict[str, str] | None = None
-) -> tuple[int, str, str]:
+def _run(folder: Path, n_ranks: int, plan: Plan, *options: str, **env: str) -> tuple[int, list[str], str]:
+    """Exit status, what ranks that were done have printed, stderr."""
     script = folder / "train.py"
     script.write_text(_SCRIPT)
-    command = [
-        sys.executable,
-        "-m",
-        "horon.runner.launch",
-        "-np",
-        str(n_ranks),
-        *options,
-        sys.executable,
-        str(script),
-        plan,
-    ]
+    command = [sys.executable, "-m", "horon.runner.launch", "-np", str(n_ranks), *options, sys.executable, str(script)]
     process = subprocess.Popen(
-        command,
+        [*command, json.dumps(plan), str(Path(__file__).parent)],
         cwd=folder,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1", **(env or {})},
+        env={**os.environ, "OMP_NUM_THREADS": "1", **env},
     )
     try:
         out, err = process.communicate(timeout=_TIMEOUT_S)
@@ -96,83 +173,41 @@ def _run(
         for one in [*psutil.Process(process.pid).children(recursive=True), process]:
             one.kill()
         raise
-    return process.returncode, out, err
+    return process.returncode, sorted(line for line in out.splitlines() if line.startswith("done")), err
 
 
-def _done(out: str) -> list[tuple[int, int, int, str]]:
-    """Job's rank, rank, size, weights; by rank."""
-    found = re.findall(r"^done (\d+) as (\d+) of (\d+) (\[.*?\])", out, re.MULTILINE)
-    return sorted(
-        ((int(me), int(rank), int(size), weights) for me, rank, size, weights in found), key=lambda one: one[1]
-    )
-
-
-@pytest.mark.parametrize(
-    ("n_ranks", "plan", "left"),
-    [
-        (3, '[[5, "kill", 1]]', [0, 2]),
-        (3, '[[5, "kill", 0]]', [1, 2]),
-        (2, '[[0, "exit", 0]]', [1]),
-        (4, '[[3, "kill", 0], [8, "kill", 3]]', [1, 2]),
-        (4, '[[4, "kill", 1], [4, "kill", 2]]', [0, 3]),
-        (3, '[[2, "disagree", 0], [2, "disagree", 1], [2, "disagree", 2], [6, "kill", 0]]', [1, 2]),
-    ],
-)
-def test_the_others_go_on(tmp_path: Path, n_ranks: int, plan: str, left: list[int]) -> None:
-    status, out, err = _run(tmp_path, n_ranks, plan, "--min-np", str(len(left)))
+def test_horonrun_goes_on(tmp_path: Path) -> None:
+    status, done, err = _run(tmp_path, 4, [(3, "kill", 0), (8, "kill", 3)], "--min-np", "2")
     assert status == 0, err
-    done = _done(out)
-    assert [(me, rank, size) for me, rank, size, _ in done] == [(me, i, len(left)) for i, me in enumerate(left)]
-    assert len({weights for *_, weights in done}) == 1
-    assert err.count("the others go on") == n_ranks - len(left)
-    assert "too few" not in err
+    assert done == ["done 1 as 0 of 2", "done 2 as 1 of 2"]
+    assert "horonrun: rank 0 was ended by signal 9; 3 of 4 ranks are left, and --min-np is 2: the others go on" in err
+    assert "horonrun: rank 3 was ended by signal 9; 2 of 4 ranks are left, and --min-np is 2: the others go on" in err
 
 
-def test_it_goes_on_from_the_last_commit(tmp_path: Path) -> None:
-    status, out, err = _run(tmp_path, 3, '[[5, "kill", 2]]', "--min-np", "1")
+def test_horonrun_goes_on_over_hosts(tmp_path: Path, path_with_ssh: str) -> None:  # noqa: F811  (the fixture)
+    options = ("--min-np", "2", "-H", "localhost:2,far:2")
+    status, done, err = _run(tmp_path, 4, [(5, "kill", 0)], *options, PATH=path_with_ssh)
     assert status == 0, err
-    starts = sorted(re.findall(r"^start (\d) as (\d) of (\d) at (\d+), (\d+) samples", out, re.MULTILINE))
-    assert starts == [
-        ("0", "0", "2", "5", "12"),
-        ("0", "0", "3", "0", "8"),
-        ("1", "1", "2", "5", "12"),
-        ("1", "1", "3", "0", "8"),
-        ("2", "2", "3", "0", "8"),
-    ]
-    assert "horonrun: rank 2 was ended by signal 9; 2 of 3 ranks are left, and --min-np is 1: the others go on" in err
+    assert done == ["done 1 as 0 of 3", "done 2 as 1 of 3", "done 3 as 2 of 3"]
 
 
-def test_too_few_are_left(tmp_path: Path) -> None:
-    status, out, err = _run(tmp_path, 3, '[[3, "kill", 1], [7, "kill", 2]]', "--min-np", "2")
-    assert status != 0
-    assert _done(out) == []
+def test_horonrun_ends_when_too_few_are_left(tmp_path: Path) -> None:
+    status, done, err = _run(tmp_path, 3, [(3, "kill", 1), (7, "kill", 2)], "--min-np", "2")
+    assert status != 0 and not done
     assert "2 of 3 ranks are left, and --min-np is 2: the others go on" in err
     assert "1 of 3 ranks are left, and --min-np is 2: too few" in err
 
 
-def test_an_error_of_all_ranks_is_an_error(tmp_path: Path) -> None:
-    plan = '[[4, "raise", 0], [4, "raise", 1], [4, "raise", 2]]'
-    status, _, err = _run(tmp_path, 3, plan, "--min-np", "2")
+def test_an_error_of_all_ranks_is_horonruns(tmp_path: Path) -> None:
+    status, _, err = _run(tmp_path, 2, [(4, "raise", 0), (4, "raise", 1)], "--min-np", "1")
     assert status == 1
     assert "ValueError: a bug of its own" in err
 
 
 def test_without_min_np_a_job_ends(tmp_path: Path) -> None:
-    for options in ((), ("--min-np", "3")):
-        status, out, err = _run(tmp_path, 3, '[[5, "kill", 1]]', *options)
-        assert status == 128 + signal.SIGKILL
-        assert _done(out) == []
-        assert "horonrun: rank 1 was ended by signal 9; the others were ended" in err
-
-
-@pytest.mark.parametrize("victim", [0, 3])
-def test_over_hosts(tmp_path: Path, path_with_ssh: str, victim: int) -> None:  # noqa: F811  (the fixture)
-    plan = f'[[5, "kill", {victim}]]'
-    options = ("--min-np", "2", "-H", "localhost:2,far:2")
-    status, out, err = _run(tmp_path, 4, plan, *options, env={"PATH": path_with_ssh})
-    assert status == 0, err
-    left = [me for me in range(4) if me != victim]
-    assert [(me, rank, size) for me, rank, size, _ in _done(out)] == [(me, i, 3) for i, me in enumerate(left)]
+    status, done, err = _run(tmp_path, 2, [(5, "kill", 1)], "--min-np", "2")
+    assert status == 128 + signal.SIGKILL and not done
+    assert "horonrun: rank 1 was ended by signal 9; the others were ended" in err
 
 
 def test_settings() -> None:
