@@ -13,6 +13,7 @@
 #include "cuda/cuda_lane.h"
 #include "cuda/cuda_pack.h"
 #endif
+#include "core/error.h"
 #include "ddp_arena_hook.h"
 #include "gradient_allocator.h"
 #include "gradient_bindings.h"
@@ -180,8 +181,21 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
         return answered;
       },
       py::arg("post"), py::arg("timeout"), py::call_guard<GilReleased>());
-  module.def("call_roll", &call_roll, py::arg("store"), py::arg("rank"), py::arg("size"),
-             py::arg("timeout"), NoGil());
+  module.def(
+      "call_roll",
+      [](const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
+         std::chrono::milliseconds timeout, const py::object& find_lost) {
+        const GilReleased no_gil;
+        return call_roll(store, rank, size, timeout, [&find_lost] {
+          const py::gil_scoped_acquire gil;
+          const py::object lost = find_lost.is_none() ? py::none() : find_lost();
+          if (!lost.is_none()) {
+            throw horon::PeerLostError(lost.cast<std::string>());
+          }
+        });
+      },
+      py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("timeout"),
+      py::arg("find_lost") = py::none());
   module.def("active_instruction_set", &horon::active_instruction_set);
 
   module.def(

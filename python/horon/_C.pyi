@@ -305,8 +305,13 @@ def check_alive(global_ranks: list[int], what: str) -> None:
         global_ranks: Ranks of the default group.
     """
 
-def call_roll(store: Any, rank: int, size: int, timeout: timedelta) -> int:
+def call_roll(
+    store: Any, rank: int, size: int, timeout: timedelta, find_lost: Callable[[], str | None] | None = None
+) -> int:
     """Waits until all ranks have come, and returns the number of this start, which all count alike.
+
+    Args:
+        find_lost: Called about every second; says who can not come any more, which ends the wait on all ranks.
 
     Raises:
         ValueError: Two processes have one rank, or ranks have different settings or builds.

@@ -28,8 +28,13 @@ Plan = list[tuple[int, str, int]]
 """At which batch, by what, which rank of the job."""
 
 
+def _die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 def train(plan: Plan) -> tuple[int, int, list[float], list[str]]:
     """Returns rank and size at the end, the model's weights, and how often it began: as whom, of how many, where."""
+    import horon.torch
     import horon.torch as hvd
 
     hvd.init()
@@ -51,9 +56,11 @@ def train(plan: Plan) -> tuple[int, int, list[float], list[str]]:
             for at, how, who in plan:
                 if at == state.batch and who == me:
                     if how == "kill":
-                        os.kill(os.getpid(), signal.SIGKILL)
+                        _die()
                     if how == "exit":
                         os._exit(7)
+                    if how == "kill in reset":
+                        horon.torch.elastic.init = _die
                     if how == "raise":
                         raise ValueError("a bug of its own")
                     if how == "disagree" and not sizes:
@@ -89,6 +96,7 @@ def _rank(rank: int, size: int, path: str, plan: Plan) -> tuple[int, int, list[f
         (2, [(0, "exit", 0)], [1]),
         (4, [(3, "kill", 0), (8, "kill", 3)], [1, 2]),
         (4, [(4, "kill", 1), (4, "kill", 2)], [0, 3]),
+        (4, [(4, "kill", 1), (0, "kill in reset", 2)], [0, 3]),
         (3, [*[(2, "disagree", rank) for rank in range(3)], (6, "kill", 0)], [1, 2]),
     ],
 )

@@ -264,7 +264,7 @@ class Context:
             generation = store.add(f"horon/generation/{launch.rank}", 1)
         else:
             _register.registrar()
-            generation = _C.call_roll(store, launch.rank, launch.size, timeout)
+            generation = _C.call_roll(store, launch.rank, launch.size, timeout, lambda: self._find_lost(members))
         made_group: Any = None
         engine = None
         try:
@@ -332,8 +332,11 @@ class Context:
         _check_process_sets(process_sets, launch.size)
         return store, launch
 
-    def leave_behind(self, least: int, timeout: timedelta) -> None:
+    def leave_behind(self, least: int, timeout: timedelta) -> bool:
         """Finds out, with the other ranks that are left, who they are: init() then starts with these.
+
+        Returns:
+            Whether there are fewer than before, on all of them.
 
         For after a failure, before shutdown(). All ranks that are left call it, in jobs whose default group init() has
         made; in others it does nothing.
@@ -347,7 +350,7 @@ class Context:
         """
         with self._lock:
             if self._job_store is None or len(self._members) < 2:
-                return
+                return False
             members, witness, rank = self._members, self._witness, find_launch(os.environ).rank
             left = agree_on_survivors(
                 dist.PrefixStore("horon/elastic", self._job_store),
@@ -364,12 +367,15 @@ class Context:
                 raise RuntimeError(
                     f"horon: {len(left)} ranks of the job are left, {left}, and it is to have at least {least}."
                 )
-            self._left = left
+            before, self._left = self._left or members, left
+            return len(left) < len(before)
 
-    def has_lost_more(self) -> bool:
-        """Whether one of the ranks that were left has been seen to end since."""
-        members = self._members
-        return any(self._left is None or members[ended] in self._left for ended in self._witness.ended_ranks())
+    def _find_lost(self, members: list[int]) -> str | None:
+        """Who of these has been seen to end by the group that init() has made before."""
+        if self._witness is None or self._pid != os.getpid():
+            return None
+        lost = [self._members[ended] for ended in self._witness.ended_ranks() if self._members[ended] in members]
+        return f"hvd.init: rank(s) {lost} of the job died before it was done" if lost else None
 
     def _forget_parent(self) -> None:
         """In a forked child: what the parent had is not ours to end."""

@@ -36,13 +36,16 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
 
 def _reset() -> None:
     settings = elastic_settings(os.environ)
+    failed: dist.DistBackendError | None = None
     while True:
-        if settings is not None:
-            default_context.leave_behind(settings.least, settings.timeout)
+        has_shrunk = settings is not None and default_context.leave_behind(settings.least, settings.timeout)
+        if failed is not None and not has_shrunk:
+            raise failed
         shutdown()
         try:
             init()
             return
-        except dist.DistBackendError:
-            if settings is None or not default_context.has_lost_more():
+        except dist.DistBackendError as error:  # most likely one of those that were left has died since
+            if settings is None:
                 raise
+            failed = error
