@@ -227,6 +227,10 @@ def test_settings() -> None:
     assert found is not None and (found.least, found.timeout) == (2, timedelta(seconds=600))
     found = elastic_settings({"HORON_ELASTIC_MIN_NP": "2", "HOROVOD_ELASTIC_TIMEOUT": "1.5"})
     assert found is not None and found.timeout == timedelta(seconds=1.5)
+    found = elastic_settings(
+        {"HOROVOD_ELASTIC_MIN_NP": "3", "HORON_ELASTIC_TIMEOUT": "2", "HOROVOD_ELASTIC_TIMEOUT": "9"}
+    )
+    assert found is not None and (found.least, found.timeout) == (3, timedelta(seconds=2))
     for name, value in (
         *[("HORON_ELASTIC_MIN_NP", text) for text in ("0", "-1", "x", "1.5")],
         *[("HOROVOD_ELASTIC_TIMEOUT", text) for text in ("0", "x", "inf", "nan")],

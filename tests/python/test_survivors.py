@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
+import subprocess
+import sys
 import threading
 import time
 from datetime import timedelta
@@ -339,3 +342,31 @@ def _store_is_gone(rank: int, world_size: int, port_file: str) -> None:
 def test_the_store_was_in_the_rank_that_died(tmp_path: Path) -> None:
     outcomes = run_fresh_processes(_store_is_gone, 3, f"{tmp_path}/port", init=False)
     assert_clean_exits(outcomes, [_KILLED, 0, 0])
+
+
+def test_the_example(tmp_path: Path) -> None:
+    example = Path(__file__).parents[2] / "examples" / "digits_survivors.py"
+    command = [sys.executable, "-m", "horon.runner.launch", "-np", "3", "--min-np", "2", sys.executable, "-u"]
+    process = subprocess.Popen(
+        [*command, str(example), "--epochs", "6", "--pause", "0.01"],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    lines = []
+    guard = threading.Timer(150, process.kill)  # its ranks end with it
+    guard.start()
+    assert process.stdout is not None
+    for line in process.stdout:
+        lines.append(line)
+        if line.startswith("epoch 2"):
+            (victim,) = (one for one in lines if one.startswith("rank 0 is process"))
+            os.kill(int(victim.split()[-1]), signal.SIGKILL)
+    guard.cancel()
+    text = "".join(lines)
+    assert process.wait() == 0, text
+    assert "epoch 2, 3 ranks" in text and "epoch 6, 2 ranks" in text, text
+    accuracy = re.search(r"epoch 6, 2 ranks: ([0-9.]+)%", text)
+    assert accuracy is not None and float(accuracy[1]) > 90

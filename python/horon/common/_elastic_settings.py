@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
 MIN_NP_VARIABLE = "HORON_ELASTIC_MIN_NP"
-TIMEOUT_VARIABLE = "HOROVOD_ELASTIC_TIMEOUT"
+_MIN_NP = (MIN_NP_VARIABLE, "HOROVOD_ELASTIC_MIN_NP")
+_TIMEOUT = ("HORON_ELASTIC_TIMEOUT", "HOROVOD_ELASTIC_TIMEOUT")
 _DEFAULT_TIMEOUT_S = 600.0  # Horovod's
+_MOST = 1e9
 
 
 @dataclass(frozen=True)
@@ -26,22 +28,25 @@ class ElasticSettings:
 
 def elastic_settings(environment: Mapping[str, str]) -> ElasticSettings | None:
     """Returns them; None: the job's ranks stay the same. Raises ValueError if a variable is no positive number."""
-    text = environment.get(MIN_NP_VARIABLE)
-    if not text:
+    least = _positive(environment, _MIN_NP, "a whole number", int)
+    if least is None:
         return None
-    timeout_text = environment.get(TIMEOUT_VARIABLE)
-    return ElasticSettings(
-        int(_positive(MIN_NP_VARIABLE, text, "a whole number", int)),
-        timedelta(seconds=_positive(TIMEOUT_VARIABLE, timeout_text, "seconds", float) if timeout_text
-                  else _DEFAULT_TIMEOUT_S),
-    )  # fmt: skip
+    timeout_s = _positive(environment, _TIMEOUT, "seconds", float)
+    return ElasticSettings(int(least), timedelta(seconds=_DEFAULT_TIMEOUT_S if timeout_s is None else timeout_s))
 
 
-def _positive(name: str, text: str, kind: str, convert: type[int] | type[float]) -> float:
-    try:
-        number = convert(text)
-    except ValueError:
-        number = 0
-    if not 0 < number < 1e9:
-        raise ValueError(f"horon: {name}={text!r}: expected {kind}, more than 0.")
-    return number
+def _positive(
+    environment: Mapping[str, str], names: Sequence[str], kind: str, convert: type[int] | type[float]
+) -> float | None:
+    """The first of these variables that is set, or None."""
+    for name in names:
+        text = environment.get(name)
+        if text:
+            try:
+                number: float = convert(text)
+            except ValueError:
+                number = 0
+            if not 0 < number < _MOST:
+                raise ValueError(f"horon: {name}={text!r}: expected {kind}, more than 0.")
+            return number
+    return None
