@@ -51,7 +51,7 @@ def test_a_command_line() -> None:
     from horon.runner.launch import plan
 
     line = "-np 4 -H localhost:4 --fusion-threshold-mb 32 --timeline-filename t.json --timeline-mark-cycles"
-    line += " --no-stall-check --gloo --min-np 2 python -u train.py --lr 0.1 -np 7"
+    line += " --no-stall-check --gloo --min-np 2 --elastic-timeout 30 python -u train.py --lr 0.1 -np 7"
     job = plan(line.split())
     assert job.num_proc == 4
     assert job.command == ["python", "-u", "train.py", "--lr", "0.1", "-np", "7"]
@@ -60,6 +60,8 @@ def test_a_command_line() -> None:
         "HOROVOD_TIMELINE": "t.json",
         "HOROVOD_TIMELINE_MARK_CYCLES": "1",
         "HOROVOD_STALL_CHECK_DISABLE": "1",
+        "HOROVOD_ELASTIC_TIMEOUT": "30",
+        "HORON_ELASTIC_MIN_NP": "2",
     }
 
 
@@ -86,10 +88,11 @@ def test_options_that_take_others_back_and_options_without_a_meaning() -> None:
         ("python train.py", "-np"),
         ("-np 0 true", "expected a positive number of processes, got 0"),
         ("-np 2 --mpi true", "start the script itself with mpirun"),
-        ("-np 2 --reset-limit 3 true", "the number of ranks does not change while a job runs"),
+        ("-np 2 --reset-limit 3 true", "-np and --min-np say how many ranks may be lost"),
+        ("-np 2 --host-discovery-script x true", "no ranks are added while a job runs"),
         ("-np 2 --config-file c.yaml true", "config_file='c.yaml' is not supported: give its settings as options"),
         ("-np 2 --jsrun true", "start the script itself with mpirun"),
-        ("-np 2 --elastic-timeout 3 true", "the number of ranks does not change while a job runs"),
+        ("-np 2 --elastic-timeout x true", "expected a whole number, got 'x'"),
         ("-np 2 --min-np 3 true", "2 processes are not from 3 to any number"),
         ("-np 2 -H localhost:1 true", "the hosts have 1 slots"),
         ("-np 3 -H far.example:2 true", "the hosts have 2 slots"),
@@ -124,7 +127,7 @@ def test_variables_of_a_process() -> None:
     [
         ({"num_proc": 0}, "expected a positive number of processes, got 0"),
         ({"use_mpi": True}, "start the script itself with mpirun"),
-        ({"slots": 2}, "the number of ranks does not change"),
+        ({"slots": 2}, "no ranks are added while a job runs"),
         ({"hosts": "localhost:1", "hostfile": "hosts"}, "got both"),
         ({"num_proc": 2, "hosts": "localhost:1"}, "the hosts have 1 slots"),
     ],
