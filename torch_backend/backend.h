@@ -124,6 +124,9 @@ class HoronBackend : public c10d::Backend {
   c10::intrusive_ptr<c10d::Backend> shrink(
       const std::vector<int64_t>& ranks_to_exclude, int shrink_flags,
       const c10::intrusive_ptr<Options>& opts_override) override;
+  // Meets for shrink(), which then returns what was made here, if it is called with these ranks.
+  virtual void prepare_shrink(const std::vector<int64_t>& ranks_to_exclude,
+                              std::chrono::milliseconds timeout);
 
   // Sequence numbers start at 0 on every rank and count collectives.
   void setSequenceNumberForGroup() override {}
@@ -211,6 +214,9 @@ class HoronBackend : public c10d::Backend {
   // What a group made out of this one gets: our settings, with what `opts` asks for.
   c10::intrusive_ptr<BackendOptions> options_for_child(
       const c10::intrusive_ptr<Options>& opts) const;
+  c10::intrusive_ptr<HoronBackend> make_shrunk(const std::vector<int64_t>& ranks_to_exclude,
+                                               const c10::intrusive_ptr<Options>& opts,
+                                               std::optional<std::chrono::milliseconds> timeout);
   // What these ranks are in the default group.
   std::vector<uint64_t> global_ranks_of(const std::vector<int>& ranks) const;
   // A prefix that only the members of the split get, and once. Default names come again, so each
@@ -225,6 +231,10 @@ class HoronBackend : public c10d::Backend {
   const std::shared_ptr<Hooks> hooks_;
   std::shared_ptr<Group> group_;  // null without members
   std::atomic<std::uint64_t> sequence_{0};
+
+  std::mutex prepared_mutex_;
+  std::vector<int64_t> prepared_without_;      // guarded by prepared_mutex_
+  c10::intrusive_ptr<HoronBackend> prepared_;  // guarded by prepared_mutex_
 
   std::mutex splits_mutex_;
   std::map<std::string, int> splits_;  // how often each was made; guarded by splits_mutex_

@@ -12,6 +12,25 @@ namespace {
 
 constexpr int kShrinkAbort = 1;  // torch.distributed.SHRINK_ABORT
 
+constexpr const char* kGivenUp = "given up";
+
+// So that nobody waits for this rank: on another host, nobody sees why it does not come.
+void leave_word(c10d::Store& meeting) {
+  try {
+    meeting.set(kGivenUp, std::string("1"));
+  } catch (const std::exception&) {
+    // Who can not reach the store either finds that out.
+  }
+}
+
+bool is_given_up(c10d::Store& meeting) {
+  try {
+    return meeting.check({kGivenUp});
+  } catch (const std::exception&) {
+    return false;  // what is asked of the store next says so
+  }
+}
+
 }  // namespace
 
 c10::intrusive_ptr<BackendOptions> HoronBackend::options_for_child(
@@ -78,6 +97,29 @@ c10::intrusive_ptr<c10d::Backend> HoronBackend::merge(const c10::intrusive_ptr<c
 c10::intrusive_ptr<c10d::Backend> HoronBackend::shrink(
     const std::vector<int64_t>& ranks_to_exclude, int shrink_flags,
     const c10::intrusive_ptr<Options>& opts_override) {
+  {
+    const std::lock_guard lock(prepared_mutex_);
+    if (prepared_ && prepared_without_ == ranks_to_exclude) {
+      return std::move(prepared_);
+    }
+  }
+  if ((shrink_flags & kShrinkAbort) != 0) {
+    give_up("the group was shrunk");
+  }
+  return make_shrunk(ranks_to_exclude, opts_override, std::nullopt);
+}
+
+void HoronBackend::prepare_shrink(const std::vector<int64_t>& ranks_to_exclude,
+                                  std::chrono::milliseconds timeout) {
+  auto made = make_shrunk(ranks_to_exclude, nullptr, timeout);
+  const std::lock_guard lock(prepared_mutex_);
+  prepared_without_ = ranks_to_exclude;
+  prepared_.swap(made);  // what was prepared before ends when the lock is let go
+}
+
+c10::intrusive_ptr<HoronBackend> HoronBackend::make_shrunk(
+    const std::vector<int64_t>& ranks_to_exclude, const c10::intrusive_ptr<Options>& opts,
+    std::optional<std::chrono::milliseconds> timeout) {
   group_->check_process("shrink");
   for (const int64_t rank : ranks_to_exclude) {
     TORCH_CHECK_VALUE(rank >= 0 && rank < size_ && rank != rank_, "horon: shrink: expected ranks ",
@@ -91,11 +133,10 @@ c10::intrusive_ptr<c10d::Backend> HoronBackend::shrink(
       left.push_back(rank);
     }
   }
-  if ((shrink_flags & kShrinkAbort) != 0) {
-    give_up("the group was shrunk");
-  }
+  const auto keys = c10::make_intrusive<c10d::PrefixStore>(next_split_key("shrink", left), store_);
   Beginning beginning;
-  beginning.look_around = [group = group_, left] {
+  beginning.meeting_timeout = timeout;
+  beginning.look_around = [group = group_, left, keys] {
     std::vector<int> missing;
     const std::vector<int> ended = group->ended_ranks();
     std::copy_if(ended.begin(), ended.end(), std::back_inserter(missing),
@@ -104,16 +145,24 @@ c10::intrusive_ptr<c10d::Backend> HoronBackend::shrink(
       throw PeerLostError(concat("shrink: ", name_ranks(missing), " died before the group of the ",
                                  left.size(), " ranks that were left was made"));
     }
+    if (is_given_up(*keys)) {
+      throw PeerLostError(concat("shrink: another one of the ", left.size(),
+                                 " ranks that were left could not meet them"));
+    }
   };
-  auto options = options_for_child(opts_override);
+  auto options = options_for_child(opts);
   // Without the default group's other ranks, torch numbers those that are left anew.
   const bool is_default = options_->global_ranks_in_group.empty();
   options->global_ranks_in_group = is_default ? std::vector<uint64_t>() : global_ranks_of(left);
-  const auto keys = c10::make_intrusive<c10d::PrefixStore>(next_split_key("shrink", left), store_);
   const auto own = std::find(left.begin(), left.end(), rank_);
-  return c10::make_intrusive<HoronBackend>(keys, static_cast<int>(own - left.begin()),
-                                           static_cast<int>(left.size()), options, make_gloo_,
-                                           std::move(beginning));
+  try {
+    return c10::make_intrusive<HoronBackend>(keys, static_cast<int>(own - left.begin()),
+                                             static_cast<int>(left.size()), options, make_gloo_,
+                                             std::move(beginning));
+  } catch (...) {
+    leave_word(*keys);
+    throw;
+  }
 }
 
 }  // namespace horon::torch_backend

@@ -130,6 +130,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
           },
           py::arg("tensor"), py::arg("op") = "sum", NoGil())
       .def("ended_ranks", &HoronBackend::ended_ranks)
+      .def("prepare_shrink", &HoronBackend::prepare_shrink, py::arg("ranks_to_exclude"),
+           py::arg("timeout"), NoGil())
       .def("give_up", &HoronBackend::give_up, py::arg("reason"), NoGil())
       .def("get_error", &HoronBackend::getError, NoGil())
       .def("_get_sequence_number_for_group", &HoronBackend::getSequenceNumberForGroup, NoGil())

@@ -63,10 +63,15 @@ void claim(const c10::intrusive_ptr<c10d::Store>& meeting, std::int64_t uuid,
 // Who has claimed the uuid would wait for a member that means another change by it.
 void check_refused(const c10::intrusive_ptr<c10d::Store>& meeting, std::int64_t uuid,
                    const Membership& membership) {
-  if (!meeting->check({kRefused})) {
-    return;
+  std::string refusing;
+  try {
+    if (!meeting->check({kRefused})) {
+      return;
+    }
+    refusing = meeting->get_to_str(kRefused);
+  } catch (const std::exception&) {
+    return;  // what is asked of the store next says what is wrong with it
   }
-  const std::string refusing = meeting->get_to_str(kRefused);
   int rank = 0;
   for (const MemberHandle& member : membership.members) {
     if (std::to_string(member.instance) == refusing) {
@@ -112,7 +117,12 @@ HoronBackend::WorkPtr ReconfigurableBackend::reconfigure(const c10d::Reconfigure
                     "horon: reconfigure: timeout: ", "expected more than 0 ms, got ",
                     opts.timeout ? opts.timeout->count() : 0, ".");
   const WithoutGil no_gil;
-  const std::lock_guard one_at_a_time(reconfiguring_);
+  const int n_aborts = n_aborts_;
+  const auto timeout = opts.timeout.value_or(options()->timeout);
+  const std::unique_lock one_at_a_time(reconfiguring_, timeout);
+  TORCH_CHECK(one_at_a_time.owns_lock(),
+              "horon: reconfigure: another thread has been changing the ",
+              "members of this group for ", timeout.count(), " ms.");
   const Membership membership = plan(opts, instance_);
   TORCH_CHECK(used_uuids_.find(opts.uuid) == used_uuids_.end(), "horon: reconfigure: uuid ",
               opts.uuid, " was already used by this group; each change needs a new one.");
@@ -128,6 +138,9 @@ HoronBackend::WorkPtr ReconfigurableBackend::reconfigure(const c10d::Reconfigure
   beginning.hooks = hooks();
   beginning.meeting_timeout = opts.timeout;
   beginning.look_around = [&] {
+    if (n_aborts_ != n_aborts) {
+      throw GroupError("reconfigure: the process group was aborted meanwhile");
+    }
     watch.check("it came to reconfigure()");
     check_refused(meeting, opts.uuid, membership);
   };
@@ -382,6 +395,12 @@ c10::intrusive_ptr<c10d::Backend> ReconfigurableBackend::shrink(
   });
 }
 
+void ReconfigurableBackend::prepare_shrink(const std::vector<int64_t>& ranks_to_exclude,
+                                           std::chrono::milliseconds timeout) {
+  on_current("shrink",
+             [&](HoronBackend& to) { to.HoronBackend::prepare_shrink(ranks_to_exclude, timeout); });
+}
+
 bool ReconfigurableBackend::supportsTensorAlloc(c10::DeviceIndex device) {
   return on_current_or(
       [&](HoronBackend& to) { return to.HoronBackend::supportsTensorAlloc(device); }, false);
@@ -416,6 +435,7 @@ c10d::ErrorType ReconfigurableBackend::getError() {
 }
 
 void ReconfigurableBackend::abort() {
+  ++n_aborts_;
   if_members([](HoronBackend& to) { to.HoronBackend::abort(); });
 }
 

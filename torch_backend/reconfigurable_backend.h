@@ -93,6 +93,8 @@ class ReconfigurableBackend final : public HoronBackend {
   c10::intrusive_ptr<c10d::Backend> shrink(
       const std::vector<int64_t>& ranks_to_exclude, int shrink_flags,
       const c10::intrusive_ptr<Options>& opts_override) override;
+  void prepare_shrink(const std::vector<int64_t>& ranks_to_exclude,
+                      std::chrono::milliseconds timeout) override;
   bool supportsWindow() const override;
   c10::intrusive_ptr<c10d::Window> new_window(const std::optional<at::Tensor>& tensor) override;
 
@@ -127,9 +129,10 @@ class ReconfigurableBackend final : public HoronBackend {
   const std::uint32_t fork_generation_ = fork_generation();
 
   // Held while the members meet, so that one change ends before the next begins.
-  std::mutex reconfiguring_;
+  std::timed_mutex reconfiguring_;
   std::set<std::int64_t> used_uuids_;  // guarded by reconfiguring_
 
+  std::atomic<int> n_aborts_{0};
   std::atomic<bool> is_reconfigured_{false};  // once current_ is set
   mutable std::mutex current_mutex_;
   c10::intrusive_ptr<HoronBackend> current_;  // guarded by current_mutex_

@@ -56,6 +56,13 @@ class HoronBackend:
     def ended_ranks(self) -> list[int]:
         """Ranks of this group whose processes have ended, among those on this host."""
 
+    def prepare_shrink(self, ranks_to_exclude: list[int], timeout: timedelta) -> None:
+        """Makes what ``shrink`` returns when it is called with these ranks next.
+
+        Args:
+            timeout: For the ranks that are left to meet.
+        """
+
     def give_up(self, reason: str) -> None:
         """Fails what is pending in this group, on all ranks, as ``abort`` does, and does not wait for its hooks."""
 

@@ -14,6 +14,7 @@ import torch.distributed as dist  # noqa: E402  (after the version check, which 
 
 from horon import _C  # noqa: E402
 from horon import _where as _where  # noqa: E402  (C++ asks it, and must not have to read a file then)
+from horon._joined import tell_launcher  # noqa: E402
 
 Options = _C.Options
 
@@ -54,7 +55,9 @@ def create_backend(opts: Any, pg_options: Any = None) -> Any:
     options.global_ranks_in_group = list(opts.global_ranks_in_group)
     options.group_name = opts.group_id
     is_empty = getattr(opts, "enable_reconfigure", False)  # new in torch 2.15
-    return _C.create_backend(opts.store, opts.group_rank, opts.group_size, options, _make_gloo, is_empty)
+    backend = _C.create_backend(opts.store, opts.group_rank, opts.group_size, options, _make_gloo, is_empty)
+    tell_launcher()
+    return backend
 
 
 # Registered once per process: said goodbye before the interpreter takes threads and tensors apart.

@@ -16,6 +16,8 @@ _FIRST_LOOK_S = 0.005
 _LONGEST_LOOK_S = 0.1
 # How long a store may take for an answer that is there.
 _ANSWER_TIMEOUT = timedelta(seconds=60)
+# How often those that are left may fail to meet although all of them are there.
+_MOST_VAIN = 3
 
 
 def shrink_to_survivors(
@@ -53,33 +55,57 @@ def shrink_to_survivors(
         raise ValueError(f"horon: shrink_to_survivors: timeout: expected more than 0, got {timeout}.")
     if not 1 <= min_size <= size:
         raise ValueError(f"horon: shrink_to_survivors: min_size: expected 1 to {size}, got {min_size}.")
-    deadline_s = time.monotonic() + timeout.total_seconds()
     is_default = of is dist.distributed_c10d._get_default_group()
+    name, of_group = dist.distributed_c10d._world.pg_map[of]
+    store = dist.PrefixStore("horon/survivors", of_group)
+    # Shorter than what others wait in the next round for those whose meeting fails late.
+    meeting_timeout = timeout / 2
+    left = list(range(size))
+    n_vain = 0
     while True:
         backend.give_up("a rank has left it to go on with those that are left")  # so that all come who wait in it
-        store = dist.PrefixStore("horon/survivors", dist.distributed_c10d._world.pg_map[of][1])
-        left = agree_on_survivors(store, rank, range(size), backend.ended_ranks, deadline_s)
+        before = left
+        left = agree_on_survivors(store, rank, before, backend.ended_ranks, time.monotonic() + timeout.total_seconds())
         _check(left, rank, size, min_size)
         lost = [other for other in range(size) if other not in left]
+        failed: dist.DistBackendError | None = None
+        made = None
         try:
-            return dist.shrink_group(lost) if is_default else _make_anew(of, backend, left)
-        except dist.DistBackendError:  # one of those that were left has died since
-            if not set(backend.ended_ranks()) - set(lost) or time.monotonic() > deadline_s:
-                raise
+            if is_default:
+                backend.prepare_shrink(lost, meeting_timeout)
+            else:
+                made = _make_anew(of, backend, left, meeting_timeout)
+        except dist.DistBackendError as error:  # most likely one of those that were left has died since
+            failed = error
+        if settle(store, rank, left, failed is None, backend.ended_ranks, time.monotonic() + timeout.total_seconds()):
+            break
+        if made is not None:
+            dist.destroy_process_group(made)
+        n_vain = n_vain + 1 if left == before else 0
+        if n_vain >= _MOST_VAIN:
+            raise failed or RuntimeError("horon: shrink_to_survivors: another rank could not meet those that are left.")
+    if made is not None:
+        dist.destroy_process_group(of)
+        return made
+    shrunk = dist.shrink_group(lost, group)
+    # torch gives it the old group's store, with the keys of ranks that have other numbers now.
+    own = dist.PrefixStore(f"horon/shrunk/{'.'.join(map(str, left))}", of_group)
+    dist.distributed_c10d._world.pg_map[shrunk] = (name, own)
+    return shrunk
 
 
-def _make_anew(group: Any, backend: Any, left: list[int]) -> dist.ProcessGroup:
+def _make_anew(group: Any, backend: Any, left: list[int], timeout: timedelta) -> dist.ProcessGroup:
     """Not by shrink_group, which takes ranks of the group for global ones (torch 2.15 and before)."""
     ranks = dist.get_process_group_ranks(group)
     made = dist.new_group(
         [ranks[rank] for rank in left],
-        timeout=backend.options._timeout,
+        timeout=timeout,
         backend=dist.get_backend(group),
         pg_options=backend.options,
         use_local_synchronization=True,
     )
     assert isinstance(made, dist.ProcessGroup)  # this rank is a member
-    dist.destroy_process_group(group)
+    made._get_backend(torch.device("cpu")).set_timeout(backend.options._timeout)
     return made
 
 
@@ -145,17 +171,22 @@ def _agree(
     # Each member counts how often it came: the keys of an earlier time are not used again.
     store = dist.PrefixStore(str(whole.add(f"came/{me}", 1)), whole)
     views: dict[int, set[int]] = {me: set()}  # whom each one that has come has seen end
+    seen = -1  # how many changes of views
     store.set(f"view/{me}", "")
+    store.add("changes", 1)
     look_s = _FIRST_LOOK_S
     while not store.check(["decision"]):
         mine = set(ended())
         if mine != views[me]:
             views[me] = mine
             store.set(f"view/{me}", " ".join(map(str, sorted(mine))))
-        gone = set().union(*views.values())
-        for other in members:
-            if other not in gone and other != me and store.check([f"view/{other}"]):
-                views[other] = {int(word) for word in store.get(f"view/{other}").split()}
+            store.add("changes", 1)
+        changes = store.add("changes", 0)
+        if changes != seen:
+            seen = changes
+            for other in members:
+                if other != me and store.check([f"view/{other}"]):
+                    views[other] = {int(word) for word in store.get(f"view/{other}").split()}
         left = decide(views, set().union(*views.values()), members, time.monotonic() > deadline_s)
         if left is not None:
             store.compare_set("decision", "", " ".join(map(str, left)))
@@ -164,3 +195,25 @@ def _agree(
         look_s = min(look_s * 1.5, _LONGEST_LOOK_S)
     store.wait(["decision"], _ANSWER_TIMEOUT)
     return [int(word) for word in store.get("decision").split()]
+
+
+def settle(
+    whole: Any, me: int, left: Collection[int], is_made: bool, ended: Callable[[], Collection[int]], deadline_s: float
+) -> bool:
+    """Whether all of those that agreed last have made their group: the same on all of them.
+
+    Some may have it when another one dies; they must not go on without those that have not.
+    """
+    store = dist.PrefixStore(str(whole.add(f"came/{me}", 0)), whole)
+    if is_made:
+        store.add("made", 1)
+    look_s = _FIRST_LOOK_S
+    while not store.check(["outcome"]):
+        if is_made and store.add("made", 0) == len(left):
+            store.compare_set("outcome", "", "made")
+        elif not is_made or set(ended()) & set(left) or time.monotonic() > deadline_s:
+            store.compare_set("outcome", "", "failed")
+        else:
+            time.sleep(look_s)
+            look_s = min(look_s * 1.5, _LONGEST_LOOK_S)
+    return bool(store.get("outcome") == b"made")

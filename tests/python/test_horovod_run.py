@@ -62,6 +62,7 @@ def test_a_command_line() -> None:
         "HOROVOD_STALL_CHECK_DISABLE": "1",
         "HOROVOD_ELASTIC_TIMEOUT": "30",
         "HORON_ELASTIC_MIN_NP": "2",
+        "HORON_RUN_MIN_NP": "2",
     }
 
 
@@ -92,6 +93,8 @@ def test_options_that_take_others_back_and_options_without_a_meaning() -> None:
         ("-np 2 --host-discovery-script x true", "no ranks are added while a job runs"),
         ("-np 2 --config-file c.yaml true", "config_file='c.yaml' is not supported: give its settings as options"),
         ("-np 2 --jsrun true", "start the script itself with mpirun"),
+        ("-np 2 --min-np 0 true", "expected a least number of processes of 1 or more, got 0"),
+        ("-np 2 --elastic-timeout 0 true", "expected a whole number"),
         ("-np 2 --elastic-timeout x true", "expected a whole number, got 'x'"),
         ("-np 2 --min-np 3 true", "2 processes are not from 3 to any number"),
         ("-np 2 -H localhost:1 true", "the hosts have 1 slots"),

@@ -89,23 +89,26 @@ def test_killed_ranks(world_size: int, dead: list[int]) -> None:
     assert all(outcome.result < STALL_S for outcome in outcomes if outcome.rank not in dead)
 
 
-def _one_after_the_other(rank: int, world_size: int) -> None:
+def _one_after_the_other(rank: int, world_size: int, order: list[int]) -> None:
     numbers = list(range(world_size))
-    while len(numbers) > 1:
-        _check(None, numbers, rank)
+    for dead in order:
+        groups = [dist.new_group(list(range(n))) for n in range(1, len(numbers) + 1)]  # names come again
+        assert len(groups) == len(numbers)
+        _check(groups[-1], numbers, rank)
         dist.barrier()
-        dead = numbers[1 if len(numbers) % 2 else -1]
         if rank == dead:
             _die()
         expect_error(lambda: dist.barrier(), "died")
         horon.shrink_to_survivors()
         numbers.remove(dead)
-    assert dist.get_world_size() == 1
+        _check(None, numbers, rank)
     dist.destroy_process_group()
 
 
-def test_one_after_the_other() -> None:
-    assert_clean_exits(run_fresh_processes(_one_after_the_other, 4), [0, _KILLED, _KILLED, _KILLED])
+@pytest.mark.parametrize("order", [[0, 3], [1, 0, 2], [3, 1]])
+def test_one_after_the_other(order: list[int]) -> None:
+    outcomes = run_fresh_processes(_one_after_the_other, 4, order)
+    assert_clean_exits(outcomes, [_KILLED if rank in order else 0 for rank in range(4)])
 
 
 def _of_a_group(rank: int, world_size: int) -> None:
@@ -175,6 +178,78 @@ def test_one_that_has_come_dies_before_they_meet() -> None:
     assert_clean_exits(run_fresh_processes(_dies_meanwhile, 4), [0, _KILLED, _KILLED, 0])
 
 
+class _DiesAtACall(dist.Store):
+    """A store whose user is killed at its n-th call."""
+
+    def __init__(self, inner: dist.Store, calls: int) -> None:
+        super().__init__()
+        self.inner = inner
+        self.left = calls
+
+    def _count(self) -> None:
+        self.left -= 1
+        if self.left == 0:
+            _die()
+
+    def set(self, key: str, value: object) -> None:
+        self._count()
+        self.inner.set(key, value)
+
+    def get(self, key: str) -> bytes:
+        self._count()
+        return self.inner.get(key)
+
+    def add(self, key: str, value: int) -> int:
+        self._count()
+        return self.inner.add(key, value)
+
+    def check(self, keys: list[str]) -> bool:
+        return self.inner.check(keys)
+
+    def wait(self, keys: list[str], *timeout: object) -> None:
+        self.inner.wait(keys, *timeout)
+
+    def compare_set(self, key: str, expected: str, desired: str) -> bytes:
+        self._count()
+        return self.inner.compare_set(key, expected, desired)
+
+    def clone(self) -> dist.Store:
+        return self
+
+
+def _dies_in_the_meeting(rank: int, world_size: int, path: str, hosts: list[int], calls: int) -> list[int]:
+    os.environ["HORON_HOST_ID"] = f"host{hosts[rank]}"
+    meeting = _DiesAtACall(dist.FileStore(path, world_size), 10**9)
+    dist.init_process_group("horon", store=meeting, rank=rank, world_size=world_size, timeout=timedelta(seconds=20))
+    dist.barrier()
+    if rank == 1:
+        _die()
+    expect_error(lambda: dist.barrier(), "rank 1")
+    if rank == 2:
+        meeting.left = calls
+    while True:
+        horon.shrink_to_survivors(timeout=timedelta(seconds=12))
+        try:
+            dist.barrier()
+            break
+        except dist.DistBackendError:  # it died when all had met
+            continue
+    meeting.left = 10**9
+    numbers = [0, 2, 3] if dist.get_world_size() == 3 else [0, 3]
+    _check(None, numbers, rank)
+    dist.destroy_process_group()
+    return numbers
+
+
+@pytest.mark.parametrize("calls", [3, 14, 21])
+@pytest.mark.parametrize("hosts", [[0, 0, 0, 0], [0, 0, 1, 1]])
+def test_one_that_dies_in_the_meeting_is_left_out_by_all(tmp_path: Path, hosts: list[int], calls: int) -> None:
+    outcomes = run_fresh_processes(_dies_in_the_meeting, 4, f"{tmp_path}/store", hosts, calls, init=False)
+    is_through = outcomes[0].result == [0, 2, 3]
+    assert_clean_exits(outcomes, [0, _KILLED, 0 if is_through else _KILLED, 0])
+    assert outcomes[0].result == outcomes[3].result
+
+
 def _is_stuck(rank: int, world_size: int) -> None:
     signals = store()
     dist.barrier()
@@ -212,6 +287,7 @@ def _nobody_is_missing(rank: int, world_size: int, path: str) -> None:
     gloo = dist.new_group(backend="gloo")
     with pytest.raises(ValueError, match="expected a group of backend horon, got gloo"):
         horon.shrink_to_survivors(gloo)
+    dist.barrier()  # Gloo minds if one leaves while it connects
 
 
 def test_nobody_is_missing_and_bad_input(tmp_path: Path) -> None:

@@ -21,7 +21,9 @@ from horon import (
     _backend,  # noqa: F401  (registers its own goodbye at exit, which has to come after ours)
     _register,
 )
+from horon._joined import tell_launcher
 from horon._survivors import agree_on_survivors
+from horon.common._elastic_settings import elastic_settings
 from horon.common._launch import Launch, find_launch
 from horon.common._order_guard import OrderGuard
 from horon.common._rendezvous import make_store
@@ -122,6 +124,7 @@ class Context:
         self._left: list[int] | None = None
         self._members: list[int] = []
         self._witness: Any = None
+        self._is_going_on = False  # between leave_behind() and the end of the init() after it
         self._guard = OrderGuard()
         self._pid = os.getpid()
         self._exit_registered = False
@@ -257,7 +260,8 @@ class Context:
         launch = find_launch(os.environ)
         if comm is None and not dist.is_initialized():
             comm = self._left
-        members = list(comm) if comm is not None and not hasattr(comm, "Get_rank") else list(range(launch.size))
+        members = [] if comm is None or hasattr(comm, "Get_rank") else list(comm)
+        members = members or list(range(launch.size))
         store, launch = self._meet(launch, comm, process_sets, timeout)
         # Counted in the store, by each rank for itself: a restarted or reused process may have been part of others.
         if dist.is_initialized():
@@ -274,7 +278,8 @@ class Context:
                     "horon", store=group_store, rank=launch.rank, world_size=launch.size, timeout=timeout
                 )
                 made_group = dist.group.WORLD
-                self._members, self._witness = members, made_group._get_backend(torch.device("cpu"))
+                if elastic_settings(os.environ) is not None:
+                    self._members, self._witness = members, made_group._get_backend(torch.device("cpu"))
             # Those that the default group counts as the job does.
             watched = list(range(launch.size)) if made_group is not None or comm is None else []
             topology = _exchange_topology(
@@ -288,6 +293,7 @@ class Context:
                 lambda gloo_store, rank, size: dist.ProcessGroupGloo(gloo_store, rank, size, timeout=timeout),
                 watched,
             )
+            tell_launcher()
             _start_timeline(engine, launch.rank)
         except BaseException:
             if engine is not None:
@@ -295,6 +301,7 @@ class Context:
             if made_group is not None:
                 dist.destroy_process_group()
             raise
+        self._is_going_on = False
         self._numbers.clear()
         self._n_joins = 0
         self.era += 1
@@ -338,8 +345,8 @@ class Context:
         Returns:
             Whether there are fewer than before, on all of them.
 
-        For after a failure, before shutdown(). All ranks that are left call it, in jobs whose default group init() has
-        made; in others it does nothing.
+        For after a failure and shutdown(), which tells those that still wait. All ranks that are left call it, in jobs
+        whose default group init() has made; in others it does nothing.
 
         Args:
             least: With fewer ranks it is an error, on all of them.
@@ -349,8 +356,9 @@ class Context:
             RuntimeError: Too few are left, the others have gone on without this rank, or the store is gone.
         """
         with self._lock:
-            if self._job_store is None or len(self._members) < 2:
+            if self._witness is None or len(self._members) < 2:
                 return False
+            self._is_going_on = True
             members, witness, rank = self._members, self._witness, find_launch(os.environ).rank
             left = agree_on_survivors(
                 dist.PrefixStore("horon/elastic", self._job_store),
@@ -372,14 +380,15 @@ class Context:
 
     def _find_lost(self, members: list[int]) -> str | None:
         """Who of these has been seen to end by the group that init() has made before."""
-        if self._witness is None or self._pid != os.getpid():
+        if not self._is_going_on:
             return None
         lost = [self._members[ended] for ended in self._witness.ended_ranks() if self._members[ended] in members]
         return f"hvd.init: rank(s) {lost} of the job died before it was done" if lost else None
 
     def _forget_parent(self) -> None:
         """In a forked child: what the parent had is not ours to end."""
-        self._engine = self._topology = self._made_group = self._job_store = None
+        self._engine = self._topology = self._made_group = self._job_store = self._witness = None
+        self._is_going_on = False
         self._guard.remove()
         self.allreduce, self.take = _refuse, _know_nothing
         self.pending.clear()

@@ -1,7 +1,7 @@
 """State that survives a failed collective, and the loop that starts over. Source: Horovod 0.28.1 ``common.elastic``.
 
-For a fixed set of ranks: a failed collective restores the last commit and starts over with the same ranks. Ranks that
-come and go are not supported yet.
+A failed collective restores the last commit and starts over, with the same ranks or, where that was asked for, without
+those that have died. None are added.
 """
 
 from __future__ import annotations

@@ -12,11 +12,10 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from horon.common._elastic_settings import MIN_NP_VARIABLE
-
 _PR_SET_PDEATHSIG = 1
 
 OUTPUT_VARIABLE = "HORON_RUN_OUTPUT"
+MIN_NP_VARIABLE = "HORON_RUN_MIN_NP"  # the job goes on with so many; not there: with all
 RANKS_PER_HOST_VARIABLE = "HORON_RUN_RANKS_PER_HOST"  # 4,4,2; not there: one host
 
 # Horovod's, by torchrun's.
@@ -70,10 +69,11 @@ def main() -> None:
     die_with_parent()
     prepare()
     command = sys.argv[1:]
-    if int(os.environ.get(MIN_NP_VARIABLE) or sys.maxsize) < int(os.environ["WORLD_SIZE"]):
+    least = os.environ.pop(MIN_NP_VARIABLE, None)
+    if least is not None:
         from horon.runner._expendable import run_expendable
 
-        sys.exit(run_expendable(command))
+        sys.exit(run_expendable(command, int(least)))
     become(command)
 
 

@@ -6,74 +6,61 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
-from datetime import timedelta
-from types import FrameType
 
-from horon.common._elastic_settings import MIN_NP_VARIABLE
+from horon._joined import JOINED_KEY, launcher_store
 from horon.runner import _child
 
-# What the launcher tells its processes.
-_PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-_STORE_TIMEOUT = timedelta(seconds=30)
+# What ends a job: the launcher's agent sends it to this process and the rank at once, as to one process group.
+_ENDS = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT}
+_BLOCKED = _ENDS | {signal.SIGUSR1, signal.SIGUSR2}
 
 
-def run_expendable(command: Sequence[str]) -> int:
-    """Runs the command and returns its exit status, or 0 if it has failed and enough others may still be there."""
-    was_told = False
+def run_expendable(command: Sequence[str], least: int) -> int:
+    """Runs the command and returns its exit status, or 0 if it has failed and the job may go on without it.
 
-    def pass_on(number: int, _: FrameType | None) -> None:
-        nonlocal was_told
-        was_told = True
-        if pid:
-            os.kill(pid, number)
-
-    pid = 0
-    before = {number: signal.signal(number, pass_on) for number in _PASSED_ON}
+    Args:
+        least: With how many ranks.
+    """
+    parent = os.getpid()
+    signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED)
     pid = os.fork()
     if pid == 0:
-        for number, handler in before.items():
-            signal.signal(number, handler)
         _child.die_with_parent()
+        if os.getppid() != parent:  # it was too late for that
+            os._exit(1)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _BLOCKED)
         _child.become(list(command))
-    _, raw_status = os.waitpid(pid, 0)
-    pid = 0
-    status = os.waitstatus_to_exitcode(raw_status)
-    if status == 0:
+    # From here on they stay pending, and are looked for when the rank has ended.
+    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    if status == 0 or (not signal.sigpending() & _ENDS and _is_expendable(status, least)):
         return 0
-    if was_told or not _is_expendable(status):
-        return _as_own_end(status)
-    return 0
+    if status > 0:
+        return status
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _BLOCKED)
+    if -status in _BLOCKED:
+        signal.signal(-status, signal.SIG_DFL)
+    os.kill(os.getpid(), -status)  # as the rank was ended
+    return 128 - status
 
 
-def _is_expendable(status: int) -> bool:
-    """Whether the job still has the ranks that it is to have at least. Says so."""
-    size, least = int(os.environ["WORLD_SIZE"]), int(os.environ[MIN_NP_VARIABLE])
-    try:
-        left = size - _count_lost()
-    except Exception as error:
-        print(f"horonrun: the launcher's store does not answer: {error}", file=sys.stderr, flush=True)
-        return False
+def _is_expendable(status: int, least: int) -> bool:
+    """Whether the job has begun, and has so many other ranks. Says so."""
+    size, rank = int(os.environ["WORLD_SIZE"]), os.environ["RANK"]
     how = f"was ended by signal {-status}" if status < 0 else f"ended with {status}"
+    try:
+        store = launcher_store()
+        if not store.check([JOINED_KEY]):
+            _say(f"rank {rank} {how} before all had met")
+            return False
+        left = size - int(store.add("lost", 1))
+    except Exception as error:
+        _say(f"rank {rank} {how}; the launcher's store does not answer: {error}")
+        return False
     what = "the others go on" if left >= least else "too few"
-    counts = f"{left} of {size} ranks are left, and --min-np is {least}"
-    print(f"horonrun: rank {os.environ['RANK']} {how}; {counts}: {what}", file=sys.stderr, flush=True)
+    _say(f"rank {rank} {how}; {left} of {size} ranks are left, and --min-np is {least}: {what}")
     return left >= least
 
 
-def _count_lost() -> int:
-    """How many ranks have failed, this one included: counted where the ranks meet, in the launcher."""
-    from torch.distributed import PrefixStore, TCPStore
-
-    store = TCPStore(
-        os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False, timeout=_STORE_TIMEOUT
-    )  # fmt: skip
-    return int(PrefixStore("horonrun", store).add("lost", 1))
-
-
-def _as_own_end(status: int) -> int:
-    """What to exit with. Ends this process as the command's was ended, if by a signal."""
-    if status < 0:
-        if -status in _PASSED_ON:
-            signal.signal(-status, signal.SIG_DFL)
-        os.kill(os.getpid(), -status)
-    return status
+def _say(text: str) -> None:
+    sys.stderr.write(f"horonrun: {text}\n")  # in one piece: others of its kind may have something to say, too
+    sys.stderr.flush()

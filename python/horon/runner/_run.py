@@ -148,6 +148,8 @@ def check_counts(num_proc: int, least: int | None, most: int | None) -> None:
     """Raises ValueError unless the number of ranks is positive, and between the two where they are given."""
     if num_proc < 1:
         raise ValueError(f"horon: expected a positive number of processes, got {num_proc}.")
+    if least is not None and least < 1:
+        raise ValueError(f"horon: expected a least number of processes of 1 or more, got {least}.")
     if (least is not None and num_proc < least) or (most is not None and num_proc > most):
         raise ValueError(
             f"horon: {num_proc} processes are not from {least if least is not None else 1} to "

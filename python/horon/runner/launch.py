@@ -33,6 +33,12 @@ def _whole(text: str) -> str:
     return str(int(text))
 
 
+def _positive(text: str) -> str:
+    if int(text) < 1:
+        raise ValueError
+    return text
+
+
 # Options that only set a variable for the ranks: (option, variable, what makes its value, help). What a variable means,
 # and whether it means anything, is said where it is read: docs/options.md.
 _VARIABLES: Sequence[tuple[str, str, Callable[[str], str], str]] = (
@@ -141,7 +147,8 @@ def plan(arguments: Sequence[str]) -> Plan:
         parser.error(str(error).removeprefix("horon: "))
     environment = dict(options.environment or ())
     if options.min_num_proc is not None and options.min_num_proc < options.num_proc:
-        environment[MIN_NP_VARIABLE] = str(options.min_num_proc)
+        for name in (MIN_NP_VARIABLE, _child.MIN_NP_VARIABLE):
+            environment[name] = str(options.min_num_proc)
     if options.output_filename is not None:
         environment[_child.OUTPUT_VARIABLE] = str(Path(options.output_filename).resolve())
     return Plan(
@@ -168,7 +175,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--output-filename", metavar="FOLDER", help="rank 3 of 16 writes to FOLDER/rank.03/stdout, on its host")
     add("--start-timeout", type=float, metavar="SECONDS", help="until all processes have to have been started")
     add("--min-np", "--min-num-proc", dest="min_num_proc", type=int, metavar="N",
-        help="go on with so many when others have died; for scripts with hvd.elastic.run")  # fmt: skip
+        help="go on with so many when others have died, if the script can; the status is then 0")  # fmt: skip
     add("--max-np", "--max-num-proc", dest="max_num_proc", type=int, metavar="N", help="at least -np; none are added")
     add("--verbose", action="store_true", help="print what is started")
     for option, variable, convert, text in _VARIABLES:

@@ -12,6 +12,7 @@ from horon.common._context import default_context
 from horon.common._elastic_settings import elastic_settings
 from horon.common.basics import init, shutdown
 from horon.common.elastic import ObjectState, State, run_fn
+from horon.common.exceptions import HorovodInternalError
 from horon.torch.elastic.sampler import ElasticSampler
 from horon.torch.elastic.state import TorchState
 
@@ -29,23 +30,27 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
     are numbered anew; without it, all have to come again. The launcher must not end the job when a rank dies, and the
     store must not be in a rank that does: both hold for horonrun.
 
+    Raises:
+        ValueError: A setting is no positive number.
+
     Source: Horovod 0.28.1 ``elastic.run``.
     """
+    elastic_settings(os.environ)  # what is wrong with them is said now, and not when a rank is lost
     return run_fn(func, _reset)
 
 
 def _reset() -> None:
     settings = elastic_settings(os.environ)
-    failed: dist.DistBackendError | None = None
+    failed: RuntimeError | None = None
     while True:
+        shutdown()  # first: those that still wait in something learn that they are to come, too
         has_shrunk = settings is not None and default_context.leave_behind(settings.least, settings.timeout)
         if failed is not None and not has_shrunk:
             raise failed
-        shutdown()
         try:
             init()
             return
-        except dist.DistBackendError as error:  # most likely one of those that were left has died since
+        except (dist.DistBackendError, HorovodInternalError) as error:  # most likely another one has died since
             if settings is None:
                 raise
             failed = error
