@@ -314,19 +314,18 @@ seen = []
 for one in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT):
     signal.signal(one, lambda number, frame: seen.append(number))
 dist.init_process_group("horon")
-print("done ready", flush=True)
 if os.environ["RANK"] == "0":
     os.kill(int(open(sys.argv[3]).read()), int(sys.argv[4]))
 end = time.monotonic() + 20
 while not seen and time.monotonic() < end:
     time.sleep(0.01)
 time.sleep(0.5)
-print(f"done told {seen}", flush=True)
+print(f"done told {seen}\\n", end="", flush=True)
 os._exit(0)
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGQUIT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGQUIT])
 def test_ranks_are_told_once(tmp_path: Path, number: int) -> None:
     _, done, err = _run(tmp_path, 2, [], "--min-np", "1", script=_TOLD, last=[str(tmp_path / "pid"), str(int(number))])
     told = [line for line in done if "told" in line]

@@ -57,7 +57,7 @@ _VARIABLES: Sequence[tuple[str, str, Callable[[str], str], str]] = (
     (
         "--elastic-timeout",
         "HOROVOD_ELASTIC_TIMEOUT",
-        _whole,
+        _positive,
         "for ranks of which it is not known whether they have died",
     ),
     ("--cycle-time-ms", "HOROVOD_CYCLE_TIME", str, "without a meaning"),
