@@ -5,6 +5,7 @@
 
 #include "backend.h"
 #include "core/error.h"
+#include "core/log.h"
 #include "core/rank_list.h"
 
 namespace horon::torch_backend {
@@ -18,8 +19,8 @@ constexpr const char* kGivenUp = "given up";
 void leave_word(c10d::Store& meeting) {
   try {
     meeting.set(kGivenUp, std::string("1"));
-  } catch (const std::exception&) {
-    // Who can not reach the store either finds that out.
+  } catch (const std::exception& error) {
+    log_warning(concat("shrink: could not tell the others that this rank gave up: ", error.what()));
   }
 }
 
@@ -58,11 +59,10 @@ std::string HoronBackend::next_split_key(const std::string& name, const std::vec
 
 std::vector<uint64_t> HoronBackend::global_ranks_of(const std::vector<int>& ranks) const {
   const auto& known = options_->global_ranks_in_group;
-  std::vector<uint64_t> global_ranks;
-  for (const int rank : ranks) {
-    global_ranks.push_back(known.empty() ? static_cast<uint64_t>(rank)
-                                         : known[static_cast<std::size_t>(rank)]);
-  }
+  std::vector<uint64_t> global_ranks(ranks.size());
+  std::transform(ranks.begin(), ranks.end(), global_ranks.begin(), [&](int rank) {
+    return known.empty() ? static_cast<uint64_t>(rank) : known[static_cast<std::size_t>(rank)];
+  });
   return global_ranks;
 }
 

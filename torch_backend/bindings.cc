@@ -152,8 +152,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
           "perform_nocolor_split", [](HoronBackend&, const py::object&) {},
           "Nothing to do: only members of a split take part in it.");
 #if HORON_HAS_RECONFIGURE
-  py::class_<ReconfigurableBackend, HoronBackend, c10::intrusive_ptr<ReconfigurableBackend>>(
-      module, "ReconfigurableBackend");
+  const py::class_<ReconfigurableBackend, HoronBackend, c10::intrusive_ptr<ReconfigurableBackend>>
+      reconfigurable(module, "ReconfigurableBackend");
 #endif
 
   module.def("create_backend", &create_backend, py::arg("store"), py::arg("rank"), py::arg("size"),

@@ -27,8 +27,9 @@ std::vector<std::string_view> fields_of(std::string_view text) {
 
 template <typename Number>
 bool read(std::string_view field, Number& number, int base = 10) {
-  const char* const end = field.data() + field.size();
-  const auto [stopped, error] = std::from_chars(field.data(), end, number, base);
+  const char* const begin = field.begin();
+  const char* const end = field.end();
+  const auto [stopped, error] = std::from_chars(begin, end, number, base);
   return error == std::errc() && stopped == end;
 }
 
