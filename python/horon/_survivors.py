@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -42,7 +43,7 @@ def shrink_to_survivors(
         RuntimeError: Nobody is missing; too few are left; the others have gone on without this rank, which came too
             late; or the store can not be reached, because who served it has ended. With torchrun and horonrun the
             agents serve it, else rank 0.
-        torch.distributed.DistBackendError: The ranks that were left did not meet within the group's own timeout.
+        torch.distributed.DistBackendError: The ranks that were left did not meet, three times.
 
     Source: ours; Horovod has ``hvd.elastic`` for this, MPI's ULFM ``MPI_Comm_shrink``.
     """
@@ -155,8 +156,14 @@ def agree_on_survivors(
     Raises:
         RuntimeError: The store can not be reached.
     """
-    try:
+    with _saying_that_the_store_is_gone():
         return _agree(store, me, members, ended, deadline_s)
+
+
+@contextlib.contextmanager
+def _saying_that_the_store_is_gone() -> Iterator[None]:
+    try:
+        yield
     except (dist.DistStoreError, dist.DistNetworkError) as error:
         raise RuntimeError(
             "horon: the store can not be reached in which the ranks that are left agree who they are: most likely its "
@@ -204,6 +211,13 @@ def settle(
 
     Some may have it when another one dies; they must not go on without those that have not.
     """
+    with _saying_that_the_store_is_gone():
+        return _settle(whole, me, left, is_made, ended, deadline_s)
+
+
+def _settle(
+    whole: Any, me: int, left: Collection[int], is_made: bool, ended: Callable[[], Collection[int]], deadline_s: float
+) -> bool:
     store = dist.PrefixStore(str(whole.add(f"came/{me}", 0)), whole)
     if is_made:
         store.add("made", 1)
