@@ -70,44 +70,24 @@ def shrink_to_survivors(
         _check(left, rank, size, min_size)
         lost = [other for other in range(size) if other not in left]
         failed: dist.DistBackendError | None = None
-        made = None
         try:
-            if is_default:
-                backend.prepare_shrink(lost, meeting_timeout)
-            else:
-                made = _make_anew(of, backend, left, meeting_timeout)
+            backend.prepare_shrink(lost, meeting_timeout)
         except dist.DistBackendError as error:  # most likely one of those that were left has died since
             failed = error
         if settle(store, rank, left, failed is None, backend.ended_ranks, time.monotonic() + timeout.total_seconds()):
             break
-        if made is not None:
-            dist.destroy_process_group(made)
         n_vain = n_vain + 1 if left == before else 0
         if n_vain >= _MOST_VAIN:
             raise failed or RuntimeError("horon: shrink_to_survivors: another rank could not meet those that are left.")
-    if made is not None:
-        dist.destroy_process_group(of)
-        return made
+    ranks = [dist.get_process_group_ranks(of)[other] for other in left]
     shrunk = dist.shrink_group(lost, group)
-    # torch gives it the old group's store, with the keys of ranks that have other numbers now.
+    world = dist.distributed_c10d._world
+    # torch gives it the old group's store, with the keys of ranks that have other numbers now ...
     own = dist.PrefixStore(f"horon/shrunk/{'.'.join(map(str, left))}", of_group)
-    dist.distributed_c10d._world.pg_map[shrunk] = (name, own)
+    world.pg_map[shrunk] = (name, own)
+    if not is_default:  # ... and takes ranks of the group for global ones (2.15 and before).
+        world.pg_group_ranks[shrunk] = {global_rank: index for index, global_rank in enumerate(ranks)}
     return shrunk
-
-
-def _make_anew(group: Any, backend: Any, left: list[int], timeout: timedelta) -> dist.ProcessGroup:
-    """Not by shrink_group, which takes ranks of the group for global ones (torch 2.15 and before)."""
-    ranks = dist.get_process_group_ranks(group)
-    made = dist.new_group(
-        [ranks[rank] for rank in left],
-        timeout=timeout,
-        backend=dist.get_backend(group),
-        pg_options=backend.options,
-        use_local_synchronization=True,
-    )
-    assert isinstance(made, dist.ProcessGroup)  # this rank is a member
-    made._get_backend(torch.device("cpu")).set_timeout(backend.options._timeout)
-    return made
 
 
 def decide(came: Collection[int], ended: Collection[int], members: Collection[int], is_late: bool) -> list[int] | None:
