@@ -36,6 +36,7 @@ class Contender:
         options.global_ranks_in_group = []
         options.group_id = name
         options.enable_reconfigure = is_empty
+        dist.Backend._ensure_backend_registered(backend)
         self.backend = dist.Backend._plugins[backend.upper()].creator_fn(options, None)
 
     def change(self) -> float:
