@@ -178,10 +178,16 @@ def _agree(
         if left is not None:
             store.compare_set("decision", "", " ".join(map(str, left)))
             break
-        time.sleep(look_s)
-        look_s = min(look_s * 1.5, _LONGEST_LOOK_S)
+        look_s = _pause(look_s)
     store.wait(["decision"], _ANSWER_TIMEOUT)
     return [int(word) for word in store.get("decision").split()]
+
+
+def _pause(seconds: float) -> float:
+    """Sleeps, since neither a store's keys nor the end of processes wake anybody who waits for both; returns for how
+    long the next time."""
+    time.sleep(seconds)
+    return min(seconds * 1.5, _LONGEST_LOOK_S)
 
 
 def settle(
@@ -208,6 +214,5 @@ def _settle(
         elif not is_made or set(ended()) & set(left) or time.monotonic() > deadline_s:
             store.compare_set("outcome", "", "failed")
         else:
-            time.sleep(look_s)
-            look_s = min(look_s * 1.5, _LONGEST_LOOK_S)
+            look_s = _pause(look_s)
     return bool(store.get("outcome") == b"made")
