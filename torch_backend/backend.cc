@@ -172,14 +172,10 @@ HoronBackend::HoronBackend(const c10::intrusive_ptr<c10d::Store>& store, int ran
   try {
     options_->engine.validate();
     const GroupIdentity identity{rank, size, to_ints(options_->global_ranks_in_group)};
-    const auto make_own_gloo = [&](const c10::intrusive_ptr<c10d::Store>& meeting, int gloo_rank,
-                                   int gloo_size) {
-      return make_gloo_(meeting, gloo_rank, gloo_size, meeting_timeout);
-    };
     if (!beginning.look_around && !options_->has_foreign_ranks) {
       beginning.look_around = checker_of(identity.global_ranks);
     }
-    group_ = Group::make(store, identity, options_->engine, meeting_timeout, make_own_gloo,
+    group_ = Group::make(store, identity, options_->engine, meeting_timeout, make_gloo_,
                          std::move(beginning.look_around));
     group_->set_timeout(options_->timeout);
     if (options_->has_foreign_ranks) {
@@ -270,10 +266,7 @@ std::shared_ptr<DeviceSide> HoronBackend::device_side() {
     parts.n_ranks = size_;
     parts.timeout = group_->timeout();
     parts.batch_bytes = options_->engine.cuda_batch_bytes;
-    parts.make_gloo = [make_gloo = make_gloo_, timeout = parts.timeout](
-                          const c10::intrusive_ptr<c10d::Store>& store, int rank, int size) {
-      return make_gloo(store, rank, size, timeout);
-    };
+    parts.make_gloo = make_gloo_;
     parts.group = group_;
     parts.hooks = hooks_;
     auto side = make_device_side(std::move(parts));

@@ -13,16 +13,13 @@
 #include "backend_options.h"
 #include "compat.h"
 #include "finished_work.h"
+#include "gloo_maker.h"
 #include "group.h"
 #include "hooks.h"
 #include "request_builder.h"
 #include "work.h"
 
 namespace horon::torch_backend {
-
-// Makes the Gloo group of a (parent or split) group, given its store, rank, size and timeout.
-using GlooMaker = std::function<c10::intrusive_ptr<c10d::Backend>(
-    const c10::intrusive_ptr<c10d::Store>&, int, int, std::chrono::milliseconds)>;
 
 // What a backend that takes another one's place gets from it.
 struct Beginning {

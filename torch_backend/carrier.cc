@@ -1,7 +1,9 @@
 #include "carrier.h"
 
 #include <algorithm>
+#include <numeric>
 
+#include "ask_again.h"
 #include "core/error.h"
 #include "core/log.h"
 #include "core/options.h"
@@ -16,12 +18,21 @@ namespace {
 constexpr std::chrono::milliseconds kMeetingPatience{30'000};
 constexpr std::chrono::seconds kLookAtFailures{1};
 constexpr const char* kFailures = "failures";
+// From when a rank that could not connect has closed its connections until it has told so.
+constexpr std::chrono::seconds kTellingPatience{2};
+
+// Whether a rank could not connect, rather than that it has died.
+bool has_one_failed(const c10::intrusive_ptr<c10d::Store>& store) {
+  StoreAdapter failures(store);
+  return ask_again([&] { return failures.add(kFailures, 0) > 0; }, [] {},
+                   Deadline::after(kTellingPatience));
+}
 
 }  // namespace
 
 Connected connect_all(const c10::intrusive_ptr<c10d::Store>& store, int rank,
-                      const std::vector<int>& numbers, bool for_messages,
-                      std::chrono::milliseconds timeout, const std::function<void()>& look_around) {
+                      const std::vector<int>& numbers, bool for_messages, const Deadline& deadline,
+                      const std::function<void()>& look_around) {
   StoreAdapter failures(store);
   auto next_look = Clock::now();
   const std::function<void()> look = [&] {
@@ -32,10 +43,11 @@ Connected connect_all(const c10::intrusive_ptr<c10d::Store>& store, int rank,
     }
   };
   StoreAdapter meeting(store, look);
+  const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline.remaining());
   try {
     auto streams = meet_everybody(meeting, rank, numbers, for_messages ? 2 : 1,
                                   network_interfaces_from_environment(),
-                                  {Deadline::after(std::min(timeout, kMeetingPatience)), &look});
+                                  {Deadline::after(std::min(left, kMeetingPatience)), &look});
     Connected connected;
     connected.bytes = std::make_shared<TcpByteTransport>(rank, static_cast<int>(numbers.size()),
                                                          std::move(streams[0]));
@@ -52,6 +64,35 @@ Connected connect_all(const c10::intrusive_ptr<c10d::Store>& store, int rank,
     }
     throw;
   }
+}
+
+// Note [Connected on all ranks]
+// A rank that could not connect says so in the store and has no connection to anybody. So one that
+// has got a byte from everybody knows that all could; and no rank has if one could not.
+Connected connect_all_or_none(const c10::intrusive_ptr<c10d::Store>& store, int rank, int n_ranks,
+                              const Deadline& deadline, const std::function<void()>& look_around) {
+  std::vector<int> numbers(static_cast<std::size_t>(n_ranks));
+  std::iota(numbers.begin(), numbers.end(), 0);
+  Connected connected;
+  try {
+    connected = connect_all(store, rank, numbers, true, deadline, look_around);
+  } catch (const PeerLostError&) {
+    throw;
+  } catch (const Error& error) {
+    log_warning_once("carrier",
+                     concat("rank ", rank, " has no connections of its own to other ",
+                            "hosts, so what the ranks exchange goes over Gloo: ", error.what()));
+    return {};
+  }
+  try {
+    (void)is_so_on_all(true, *connected.bytes, n_ranks, {deadline, &look_around});
+  } catch (const PeerLostError&) {
+    if (!has_one_failed(store)) {
+      throw;
+    }
+    return {};
+  }
+  return connected;
 }
 
 bool is_so_on_all(bool is_so, ByteTransport& all, int n_ranks, const WaitContext& context) {

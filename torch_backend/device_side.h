@@ -74,7 +74,7 @@ struct DeviceSideParts {
   std::chrono::milliseconds timeout{0};
   // Separate all-reduces of at most so many bytes travel together; 0: none does.
   std::size_t batch_bytes = 0;
-  GlooFactory make_gloo;
+  GlooMaker make_gloo;
   std::weak_ptr<Group> group;
   std::shared_ptr<Hooks> hooks;
 };

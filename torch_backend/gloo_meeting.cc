@@ -105,13 +105,15 @@ std::string message_of(pybind11::error_already_set& error) {
 
 c10::intrusive_ptr<c10d::Backend> make_gloo_group(const c10::intrusive_ptr<c10d::Store>& store,
                                                   int rank, int n_ranks, std::int64_t attempt,
-                                                  const GlooFactory& make_gloo,
+                                                  const GlooMaker& make_gloo,
+                                                  const Deadline& deadline,
                                                   std::function<void()> look_around, int number) {
   const auto meeting =
       c10::make_intrusive<MeetingStore>(concat("gloo/", attempt), store, std::move(look_around));
   std::string failure;
   try {
-    auto group = make_gloo(meeting, rank, n_ranks);
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline.remaining());
+    auto group = make_gloo(meeting, rank, n_ranks, std::max(left, std::chrono::milliseconds(1)));
     meeting->set_have_met();
     return group;
   } catch (pybind11::error_already_set& error) {

@@ -13,20 +13,20 @@
 #include <vector>
 
 #include "compat.h"
+#include "core/deadline.h"
+#include "gloo_maker.h"
 
 namespace horon::torch_backend {
 
-// Makes a Gloo group over a store, with a rank and a number of ranks.
-using GlooFactory = std::function<c10::intrusive_ptr<c10d::Backend>(
-    const c10::intrusive_ptr<c10d::Store>&, int rank, int n_ranks)>;
-
 // Calls `make_gloo` with a store of its own below `store`. `attempt`: how often this rank has tried
 // to make a group of this name, the same on all ranks. `look_around` is called about every second
-// while Gloo waits there; throws to give up. Blocks until all ranks have come. Throws GroupError,
-// which names the rank where it failed if that is known: as `number`, unless that is negative.
+// while Gloo waits there; throws to give up. Blocks until all ranks have come, at most until the
+// deadline; while Gloo connects, nobody looks around. Throws GroupError, which names the rank where
+// it failed if that is known: as `number`, unless that is negative.
 c10::intrusive_ptr<c10d::Backend> make_gloo_group(const c10::intrusive_ptr<c10d::Store>& store,
                                                   int rank, int n_ranks, std::int64_t attempt,
-                                                  const GlooFactory& make_gloo,
+                                                  const GlooMaker& make_gloo,
+                                                  const Deadline& deadline,
                                                   std::function<void()> look_around,
                                                   int number = -1);
 

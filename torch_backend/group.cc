@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <new>
-#include <numeric>
 #include <utility>
 
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
@@ -28,6 +27,7 @@ constexpr std::chrono::seconds kMessageDrain{2};
 struct CrossParts {
   std::unique_ptr<Transport> transport;
   std::string description;
+  std::shared_ptr<GlooAdapter> gloo;  // null where our own connections carry everything
   // Of messages; null where Gloo carries them.
   std::shared_ptr<SharedGroup> on_host;
   std::shared_ptr<P2pEngine> p2p;
@@ -54,56 +54,44 @@ P2pRoster make_roster(const GroupIdentity& identity, const HostLayout* layout,
 
 CrossParts make_cross_transport(const c10::intrusive_ptr<c10d::Store>& store,
                                 const GroupIdentity& identity, const Options& options,
-                                std::chrono::milliseconds timeout, const Whereabouts& whereabouts,
-                                const std::shared_ptr<GlooAdapter>& gloo, std::int64_t attempt,
-                                const GlooFactory& make_gloo,
+                                const Deadline& deadline, const Whereabouts& whereabouts,
+                                std::int64_t attempt, const GlooMaker& make_gloo,
                                 const std::function<void()>& look_around) {
   const auto below = [&](const c10::intrusive_ptr<c10d::Store>& whole, const char* what) {
     return c10::make_intrusive<c10d::PrefixStore>(concat(what, '/', attempt), whole);
   };
-  const WaitContext meeting{Deadline::after(timeout), &look_around};
-  std::shared_ptr<ByteTransport> all = gloo;
-  std::vector<RemotePeer> for_messages;
+  const auto make_adapter = [&](const c10::intrusive_ptr<c10d::Store>& where, int rank, int n) {
+    return std::make_shared<GlooAdapter>(
+        make_gloo_group(where, rank, n, attempt, make_gloo, deadline, look_around, identity.rank));
+  };
+  CrossParts parts;
+  Connected own;
   if (options.carrier != "gloo") {
-    std::vector<int> numbers(static_cast<std::size_t>(identity.n_ranks));
-    std::iota(numbers.begin(), numbers.end(), 0);
-    Connected own;
-    try {
-      own =
-          connect_all(below(store, "carrier"), identity.rank, numbers, true, timeout, look_around);
-    } catch (const PeerLostError&) {
-      throw;
-    } catch (const Error& error) {
-      log_warning_once("carrier", concat("rank ", identity.rank, " has no connections of its own ",
-                                         "to other hosts, so what the ranks exchange goes over ",
-                                         "Gloo: ", error.what()));
-    }
-    if (is_so_on_all(own.bytes != nullptr, *gloo, identity.n_ranks, meeting)) {
-      all = std::move(own.bytes);
-      for_messages = std::move(own.for_messages);
-    }
+    own = connect_all_or_none(below(store, "carrier"), identity.rank, identity.n_ranks, deadline,
+                              look_around);
   }
-  const bool is_own = all != gloo;
+  const bool is_own = own.bytes != nullptr;
+  if (!is_own) {
+    parts.gloo = make_adapter(store, identity.rank, identity.n_ranks);
+  }
+  std::shared_ptr<ByteTransport> all = is_own ? own.bytes : parts.gloo;
   const auto make_column = [&](const c10::intrusive_ptr<c10d::Store>& of_column, int rank,
                                const std::vector<int>& numbers) -> std::shared_ptr<ByteTransport> {
     if (is_own) {
-      return connect_all(below(of_column, "carrier"), rank, numbers, false, timeout, look_around)
+      return connect_all(below(of_column, "carrier"), rank, numbers, false, deadline, look_around)
           .bytes;
     }
-    return std::make_shared<GlooAdapter>(make_gloo_group(of_column, rank,
-                                                         static_cast<int>(numbers.size()), attempt,
-                                                         make_gloo, look_around, identity.rank));
+    return make_adapter(of_column, rank, static_cast<int>(numbers.size()));
   };
-  Hosts hosts = make_hosts(below(store, "hosts"), identity, options, timeout, whereabouts, *all,
+  Hosts hosts = make_hosts(below(store, "hosts"), identity, options, deadline, whereabouts, *all,
                            make_column, look_around);
-  CrossParts parts;
   parts.description = concat(hosts.collectives ? "hosts, " : "", is_own ? "tcp" : "gloo");
   auto transport = std::make_unique<CrossTransport>(std::move(all), identity.rank, identity.n_ranks,
                                                     std::move(hosts.collectives));
   if (is_own) {  // messages and collectives are over together, as where ranks share memory
     parts.on_host = hosts.own ? hosts.own : lone_group(options, whereabouts);
     P2pRoster roster =
-        make_roster(identity, hosts.own ? &hosts.layout : nullptr, std::move(for_messages));
+        make_roster(identity, hosts.own ? &hosts.layout : nullptr, std::move(own.for_messages));
     roster.on_end = [to = transport.get()](const std::string& reason) { to->abort(reason); };
     parts.p2p = std::make_shared<P2pEngine>(&parts.on_host->segment, &parts.on_host->peers,
                                             options.fitting_eager_bytes(), std::move(roster));
@@ -121,18 +109,18 @@ CrossParts make_cross_transport(const c10::intrusive_ptr<c10d::Store>& store,
 
 std::shared_ptr<Group> Group::make(const c10::intrusive_ptr<c10d::Store>& store,
                                    const GroupIdentity& identity, const Options& options,
-                                   std::chrono::milliseconds timeout, const GlooFactory& make_gloo,
+                                   std::chrono::milliseconds timeout, const GlooMaker& make_gloo,
                                    std::function<void()> look_around) {
   options.validate();
   (void)stall_check_from_environment();  // what is wrong with them is said here
   (void)watch_from_environment();
   std::shared_ptr<Group> group(new Group(timeout));
+  const Deadline deadline = Deadline::after(timeout);  // of everything together
   StoreAdapter adapter(store, std::move(look_around));
   // Here, where all ranks come by: groups of one name come again on the same store.
   const std::int64_t attempt = adapter.add(concat("gloo/attempt/", identity.rank), 1);
   Whereabouts whereabouts;
-  group->shared_ = rendezvous(adapter, identity, options, Deadline::after(timeout), arena_access(),
-                              &whereabouts);
+  group->shared_ = rendezvous(adapter, identity, options, deadline, arena_access(), &whereabouts);
   if (group->shared_) {
     publish_own_post(*group->shared_);
     Segment* segment = &group->shared_->segment;
@@ -141,10 +129,9 @@ std::shared_ptr<Group> Group::make(const c10::intrusive_ptr<c10d::Store>& store,
     group->p2p_ = std::make_shared<P2pEngine>(segment, peers, options.fitting_eager_bytes());
   } else {
     const auto look = [&] { adapter.look_around(); };
-    group->gloo_ = std::make_shared<GlooAdapter>(
-        make_gloo_group(store, identity.rank, identity.n_ranks, attempt, make_gloo, look));
-    CrossParts parts = make_cross_transport(store, identity, options, timeout, whereabouts,
-                                            group->gloo_, attempt, make_gloo, look);
+    CrossParts parts = make_cross_transport(store, identity, options, deadline, whereabouts,
+                                            attempt, make_gloo, look);
+    group->gloo_ = std::move(parts.gloo);
     group->transport_ = std::move(parts.transport);
     group->transport_name_ = std::move(parts.description);
     group->on_host_ = std::move(parts.on_host);

@@ -28,12 +28,11 @@ namespace horon::torch_backend {
 class Group {
  public:
   // Meets the other ranks; blocks until all are here, at most until the deadline, or until
-  // `look_around` throws, which is called now and then. Makes the Gloo group only when the ranks do
-  // not all share memory.
+  // `look_around` throws, which is called now and then. Makes a Gloo group only when the ranks do
+  // not all share memory and can not all connect.
   static std::shared_ptr<Group> make(const c10::intrusive_ptr<c10d::Store>& store,
                                      const GroupIdentity& identity, const Options& options,
-                                     std::chrono::milliseconds timeout,
-                                     const GlooFactory& make_gloo,
+                                     std::chrono::milliseconds timeout, const GlooMaker& make_gloo,
                                      std::function<void()> look_around = {});
   // Does nothing in a forked child, where the threads and the peers are somebody else's.
   ~Group();
@@ -48,7 +47,7 @@ class Group {
   // Null between hosts. Shared: a window's memory, and tensors that map a peer's, outlive the
   // group.
   const std::shared_ptr<SharedGroup>& shared() const { return shared_; }
-  // Null within a host.
+  // Null within a host, and where our own connections carry everything.
   c10d::Backend* gloo() { return gloo_ ? &gloo_->gloo() : nullptr; }
 
   // What carries GPUs' tensors; null until it is first asked for.

@@ -41,8 +41,8 @@ GroupIdentity on_own_host(const GroupIdentity& identity, const HostLayout& layou
 }  // namespace
 
 Hosts make_hosts(const c10::intrusive_ptr<c10d::Store>& store, const GroupIdentity& identity,
-                 const Options& options, std::chrono::milliseconds timeout,
-                 const Whereabouts& whereabouts, ByteTransport& all, const ColumnMaker& make_column,
+                 const Options& options, const Deadline& deadline, const Whereabouts& whereabouts,
+                 ByteTransport& all, const ColumnMaker& make_column,
                  const std::function<void()>& look_around) {
   if (!options.hierarchical || whereabouts.hosts.empty()) {
     return {};
@@ -55,7 +55,6 @@ Hosts make_hosts(const c10::intrusive_ptr<c10d::Store>& store, const GroupIdenti
   if (!has_neighbours(layout)) {
     return {};
   }
-  const Deadline deadline = Deadline::after(timeout);
   bool is_ready = true;
   if (layout.neighbours().size() > 1) {
     StoreAdapter meeting(below(store, concat("host/", layout.neighbours().front())), look_around);

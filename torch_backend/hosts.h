@@ -2,12 +2,12 @@
 // bytes between the hosts.
 #pragma once
 
-#include <chrono>
 #include <functional>
 #include <memory>
 #include <vector>
 
 #include "compat.h"
+#include "core/deadline.h"
 #include "core/options.h"
 #include "cross/byte_transport.h"
 #include "cross/host_collectives.h"
@@ -30,8 +30,8 @@ struct Hosts {
 // these share no memory after all, and if options.hierarchical is off: the same on every rank.
 // Blocks until all ranks have come. Throws as rendezvous() and make_column().
 Hosts make_hosts(const c10::intrusive_ptr<c10d::Store>& store, const GroupIdentity& identity,
-                 const Options& options, std::chrono::milliseconds timeout,
-                 const Whereabouts& whereabouts, ByteTransport& all, const ColumnMaker& make_column,
+                 const Options& options, const Deadline& deadline, const Whereabouts& whereabouts,
+                 ByteTransport& all, const ColumnMaker& make_column,
                  const std::function<void()>& look_around);
 
 }  // namespace horon::torch_backend

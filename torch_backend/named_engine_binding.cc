@@ -15,26 +15,11 @@ namespace py = pybind11;
 namespace horon::torch_backend {
 namespace {
 
-GlooFactory wrap(py::function function) {
-  // Shared: the function must be released with the GIL held, wherever the last copy dies.
-  const std::shared_ptr<py::function> held(new py::function(std::move(function)),
-                                           [](py::function* dying) {
-                                             if (Py_IsInitialized() != 0) {
-                                               const py::gil_scoped_acquire gil;
-                                               delete dying;
-                                             }
-                                           });
-  return [held](const c10::intrusive_ptr<c10d::Store>& store, int rank, int size) {
-    const py::gil_scoped_acquire gil;
-    return (*held)(store, rank, size).cast<c10::intrusive_ptr<c10d::Backend>>();
-  };
-}
-
 // The engine's thread is joined when it goes: not with the GIL held.
 std::shared_ptr<NamedEngineHost> make(const c10::intrusive_ptr<c10d::Store>& store, int rank,
                                       int size, std::chrono::milliseconds timeout,
                                       py::function make_gloo, const std::vector<int>& watched) {
-  const GlooFactory maker = wrap(std::move(make_gloo));
+  const GlooMaker maker = wrap_gloo_maker(std::move(make_gloo));
   const GilReleased no_gil;
   return translating_named([&] {
     return std::shared_ptr<NamedEngineHost>(

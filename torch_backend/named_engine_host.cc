@@ -116,7 +116,7 @@ void tell_about_knobs() {
 }  // namespace
 
 NamedEngineHost::NamedEngineHost(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
-                                 std::chrono::milliseconds timeout, GlooFactory make_gloo,
+                                 std::chrono::milliseconds timeout, GlooMaker make_gloo,
                                  const std::vector<int>& watched_ranks)
     : rank_(rank), size_(size), cuda_(NamedCuda::make()) {
   if (rank == 0) {

@@ -22,7 +22,7 @@ class NamedEngineHost {
  public:
   // Blocks until all ranks have met.
   NamedEngineHost(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
-                  std::chrono::milliseconds timeout, GlooFactory make_gloo,
+                  std::chrono::milliseconds timeout, GlooMaker make_gloo,
                   const std::vector<int>& watched_ranks);
   // Does nothing in a forked child, whose threads are somebody else's.
   ~NamedEngineHost();

@@ -211,7 +211,7 @@ class NamedEngine:
         rank: int,
         size: int,
         timeout: timedelta,
-        make_gloo: Callable[[Any, int, int], Any],
+        make_gloo: Callable[[Any, int, int, timedelta], Any],
         watched_ranks: list[int] = ...,
     ) -> None: ...
     def allreduce(

@@ -22,8 +22,8 @@ Options = _C.Options
 _DRAIN_AT_EXIT = timedelta(seconds=2)
 
 
-def _make_gloo(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
-    """Makes the Gloo group that carries bytes between hosts."""
+def make_gloo(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
+    """Makes the Gloo group that carries bytes between hosts, where horon's own connections do not."""
     return dist.ProcessGroupGloo(store, rank, size, timeout=timeout)
 
 
@@ -55,7 +55,7 @@ def create_backend(opts: Any, pg_options: Any = None) -> Any:
     options.global_ranks_in_group = list(opts.global_ranks_in_group)
     options.group_name = opts.group_id
     is_empty = getattr(opts, "enable_reconfigure", False)  # new in torch 2.15
-    backend = _C.create_backend(opts.store, opts.group_rank, opts.group_size, options, _make_gloo, is_empty)
+    backend = _C.create_backend(opts.store, opts.group_rank, opts.group_size, options, make_gloo, is_empty)
     tell_launcher()
     return backend
 

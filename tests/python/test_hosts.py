@@ -79,6 +79,27 @@ def test_gloo_carries_what_a_rank_can_not_connect_for(without: int, tmp_path: Pa
         assert outcome.exitcode == 0, outcome.stderr
 
 
+def _without_gloo(rank: int, world_size: int, hosts: list[int], path: str) -> None:
+    with group_over_hosts(rank, hosts, path):
+        for count in (3, 300_000):
+            total = torch.full((count,), float(rank))
+            dist.all_reduce(total)
+            assert (total == sum(range(world_size))).all()
+        message = torch.zeros(4)
+        work = dist.isend(torch.full((4,), float(rank)), (rank + 1) % world_size)
+        dist.recv(message, (rank - 1) % world_size)
+        work.wait()
+        assert (message == (rank - 1) % world_size).all()
+
+
+@pytest.mark.parametrize("hosts", [[0, 1], [0, 1, 1], [0, 0, 1, 1]])
+def test_no_gloo_group_is_made_where_ranks_can_connect(hosts: list[int], tmp_path: Path) -> None:
+    env = {"HORON_TEST_FORBID_GLOO": "1", "HORON_CARRIER": "tcp"}
+    path = str(tmp_path / "store")
+    outcomes = run_fresh_processes(_without_gloo, len(hosts), hosts, path, init=False, timeout=60, env=env)
+    assert_clean_exits(outcomes)
+
+
 def _arithmetic(rank: int, world_size: int, hosts: list[int], path: str) -> None:
     with group_over_hosts(rank, hosts, path):
         flags = torch.tensor([rank == 0, True, False])
@@ -170,4 +191,5 @@ def _gloo_fails_on_one(rank: int, world_size: int, path: str) -> None:
 
 def test_gloo_that_fails_on_one_rank_is_an_error_on_all_at_once(tmp_path: Path) -> None:
     path = str(tmp_path / "store")
-    assert_clean_exits(run_fresh_processes(_gloo_fails_on_one, 3, path, init=False, timeout=60))
+    env = {"HORON_CARRIER": "gloo"}
+    assert_clean_exits(run_fresh_processes(_gloo_fails_on_one, 3, path, init=False, timeout=60, env=env))

@@ -23,8 +23,8 @@ AVERAGE, SUM, ADASUM, MIN, MAX, PRODUCT = range(6)
 def _engine(rank: int, world_size: int, prefix: str = "engine") -> Any:
     from horon import _C
 
-    def make_gloo(store_: Any, rank_: int, size: int) -> Any:
-        return dist.ProcessGroupGloo(store_, rank_, size)
+    def make_gloo(store_: Any, rank_: int, size: int, timeout: timedelta) -> Any:
+        return dist.ProcessGroupGloo(store_, rank_, size, timeout=timeout)
 
     return _C.NamedEngine(dist.PrefixStore(prefix, store()), rank, world_size, timedelta(seconds=40), make_gloo)
 

@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from horon import (
     _C,
-    _backend,  # noqa: F401  (registers its own goodbye at exit, which has to come after ours)
+    _backend,  # (registers its own goodbye at exit, which has to come after ours)
     _register,
 )
 from horon._joined import tell_launcher
@@ -290,7 +290,7 @@ class Context:
                 launch.rank,
                 launch.size,
                 timeout,
-                lambda gloo_store, rank, size: dist.ProcessGroupGloo(gloo_store, rank, size, timeout=timeout),
+                _backend.make_gloo,
                 watched,
             )
             tell_launcher()
