@@ -112,7 +112,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
             self.all_reduce_blocking(tensor, reduce_op_named(op));
           },
           py::arg("tensor"), py::arg("op") = "sum", NoGil())
-      .def("ended_ranks", &HoronBackend::ended_ranks)
+      .def("ended_ranks", &HoronBackend::ended_ranks, py::call_guard<GilReleased>())
       .def("prepare_shrink", &HoronBackend::prepare_shrink, py::arg("ranks_to_exclude"),
            py::arg("timeout"), NoGil())
       .def("give_up", &HoronBackend::give_up, py::arg("reason"), NoGil())

@@ -9,6 +9,7 @@
 #include "core/options.h"
 #include "cross/full_meeting.h"
 #include "cross/tcp_byte_transport.h"
+#include "own_post.h"
 #include "store_adapter.h"
 
 namespace horon::torch_backend {
@@ -45,10 +46,13 @@ Connected connect_all(const c10::intrusive_ptr<c10d::Store>& store, int rank,
   StoreAdapter meeting(store, look);
   const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline.remaining());
   try {
-    auto streams = meet_everybody(meeting, rank, numbers, for_messages ? 2 : 1,
-                                  network_interfaces_from_environment(),
-                                  {Deadline::after(std::min(left, kMeetingPatience)), &look});
+    auto streams = meet_everybody(
+        meeting, rank, numbers, for_messages ? 2 : 1, network_interfaces_from_environment(),
+        {Deadline::after(std::min(left, kMeetingPatience)), &look}, own_door());
     Connected connected;
+    for (const RemotePeer& peer : streams[0]) {
+      connected.doors.push_back({peer.rank, peer.door});
+    }
     connected.bytes = std::make_shared<TcpByteTransport>(rank, static_cast<int>(numbers.size()),
                                                          std::move(streams[0]));
     if (for_messages) {

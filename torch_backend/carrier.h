@@ -10,12 +10,14 @@
 #include "cross/byte_transport.h"
 #include "cross/greeting.h"
 #include "gloo_adapter.h"
+#include "watch/door_watch.h"
 
 namespace horon::torch_backend {
 
 struct Connected {
   std::shared_ptr<ByteTransport> bytes;
   std::vector<RemotePeer> for_messages;  // one more to each, if these are asked for
+  std::vector<DoorWatch::Neighbour> doors;
 };
 
 // Connections of our own between ranks that messages call `numbers`, of which this is the

@@ -23,6 +23,8 @@ namespace {
 
 // A healthy shutdown waits no longer for messages that nobody receives.
 constexpr std::chrono::seconds kMessageDrain{2};
+// All have just connected.
+constexpr std::chrono::seconds kDoorPatience{1};
 
 struct CrossParts {
   std::unique_ptr<Transport> transport;
@@ -31,6 +33,7 @@ struct CrossParts {
   // Of messages; null where Gloo carries them.
   std::shared_ptr<SharedGroup> on_host;
   std::shared_ptr<P2pEngine> p2p;
+  std::unique_ptr<DoorWatch> doors;
 };
 
 // Where ranks are for messages, with a connection to those that share no memory with this one.
@@ -101,6 +104,8 @@ CrossParts make_cross_transport(const c10::intrusive_ptr<c10d::Store>& store,
       }
     });
   }
+  parts.doors = std::make_unique<DoorWatch>(std::move(own.doors));
+  parts.doors->reach(Deadline::after(kDoorPatience));
   parts.transport = std::move(transport);
   return parts;
 }
@@ -132,6 +137,7 @@ std::shared_ptr<Group> Group::make(const c10::intrusive_ptr<c10d::Store>& store,
     CrossParts parts = make_cross_transport(store, identity, options, deadline, whereabouts,
                                             attempt, make_gloo, look);
     group->gloo_ = std::move(parts.gloo);
+    group->doors_ = std::move(parts.doors);
     group->transport_ = std::move(parts.transport);
     group->transport_name_ = std::move(parts.description);
     group->on_host_ = std::move(parts.on_host);
@@ -176,9 +182,12 @@ std::optional<std::string> Group::find_ended(const std::vector<int>& global_rank
 }
 
 std::vector<int> Group::ended_ranks() const {
-  std::vector<int> ended;
+  if (fork_generation_ != fork_generation()) {
+    return {};
+  }
+  std::vector<int> ended = doors_ ? doors_->ended() : std::vector<int>();
   const SharedGroup* const here = shared_ ? shared_.get() : on_host_.get();
-  if (here == nullptr || fork_generation_ != fork_generation()) {
+  if (here == nullptr) {
     return ended;
   }
   const Peers& peers = here->peers;
@@ -188,6 +197,8 @@ std::vector<int> Group::ended_ranks() const {
       ended.push_back(peers.number(rank));
     }
   }
+  std::sort(ended.begin(), ended.end());
+  ended.erase(std::unique(ended.begin(), ended.end()), ended.end());
   return ended;
 }
 

@@ -21,6 +21,7 @@
 #include "gloo_meeting.h"
 #include "p2p/p2p_engine.h"
 #include "shm/rendezvous.h"
+#include "watch/door_watch.h"
 
 namespace horon::torch_backend {
 
@@ -69,8 +70,8 @@ class Group {
   // a group knows that spans hosts, is closed, is the parent process's, or has foreign ranks.
   std::optional<std::string> find_ended(const std::vector<int>& global_ranks) const;
 
-  // Whose processes have ended, among the ranks that share memory with this one; also after the
-  // group has.
+  // Whose processes have ended: of the ranks that share memory with this one, and of those whose
+  // hosts say so (DoorWatch); also after the group has. May block for a fifth of a second.
   std::vector<int> ended_ranks() const;
 
   // Its ranks are not numbered as in the default group. To be called before others see the group.
@@ -114,6 +115,7 @@ class Group {
   std::shared_ptr<SharedGroup> shared_;
   std::shared_ptr<SharedGroup> on_host_;  // between hosts: what messages within a host go through
   std::shared_ptr<GlooAdapter> gloo_;
+  std::unique_ptr<DoorWatch> doors_;  // null within a host
   std::string transport_name_ = "shared memory";
   std::unique_ptr<Transport> transport_;
   std::shared_ptr<P2pEngine> p2p_;  // its thread holds a share

@@ -89,8 +89,8 @@ Control open_control(const c10::intrusive_ptr<c10d::Store>& store, const GroupId
     const bool may_meet = !has_spare_cores && !shared->peers.is_crowded;
     return {std::make_unique<ShmControlChannel>(std::move(shared)), has_spare_cores, may_meet};
   }
-  auto peers =
-      meet_coordinator(adapter, identity.rank, identity.n_ranks, named.interfaces, context);
+  auto peers = meet_coordinator(adapter, identity.rank, identity.n_ranks, named.interfaces, context,
+                                own_door());
   // Time spent waiting for a network is there to be used, however many cores there are.
   return {std::make_unique<TcpControlChannel>(identity.rank, identity.n_ranks, std::move(peers)),
           true, false};

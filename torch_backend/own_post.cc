@@ -114,12 +114,30 @@ OwnPost* make_own_post() {
   return own.release();
 }
 
+const OwnPost& current_post() {
+  static std::atomic<OwnPost*> current{nullptr};
+  return of_this_process(current, make_own_post);
+}
+
 }  // namespace
 
 std::uint64_t own_post() {
-  static std::atomic<OwnPost*> current{nullptr};
-  const OwnPost& own = of_this_process(current, make_own_post);
+  const OwnPost& own = current_post();
   return own.post ? own.post->number() : 0;
+}
+
+DoorKey own_door() {
+  const OwnPost& own = current_post();
+  if (!own.post) {
+    return {};
+  }
+  try {
+    return own.post->open_door();
+  } catch (const Error& error) {
+    log_warning_once("door", concat("ranks on other hosts can not ask this process where it is ",
+                                    "when it is waited for: ", error.what()));
+    return {};
+  }
 }
 
 void publish_own_post(const SharedGroup& group) {

@@ -7,8 +7,8 @@
 namespace horon {
 
 std::vector<RemotePeer> meet_coordinator(Store& store, int rank, int n_ranks,
-                                         const std::string& interfaces,
-                                         const WaitContext& context) {
+                                         const std::string& interfaces, const WaitContext& context,
+                                         const DoorKey& own_door) {
   // Keys are never used twice: each rank counts its own meetings.
   const std::int64_t generation = store.add(concat("horon/meeting/", rank), 1);
   const std::string key = concat("horon/meeting/", generation, "/coordinator");
@@ -23,11 +23,11 @@ std::vector<RemotePeer> meet_coordinator(Store& store, int rank, int n_ranks,
     store.set(key, listener.place.encode());
     std::vector<int> numbers(static_cast<std::size_t>(n_ranks));
     std::iota(numbers.begin(), numbers.end(), 0);
-    return receive_peers(listener, {}, numbers, 1, context);
+    return receive_peers(listener, {0, 0, 0, own_door}, numbers, 1, context);
   }
   const Place place = Place::decode(store.get(key, context.deadline), 0);
   std::vector<RemotePeer> peers;
-  peers.push_back(reach(place, 0, 0, {rank, rank, 0}, context));
+  peers.push_back(reach(place, 0, 0, {rank, rank, 0, own_door}, context));
   return peers;
 }
 

@@ -48,9 +48,10 @@ std::vector<std::string> exchange_places(Store& store, int rank, const std::vect
 std::vector<std::vector<RemotePeer>> meet_everybody(Store& store, int rank,
                                                     const std::vector<int>& numbers, int n_streams,
                                                     const std::string& interfaces,
-                                                    const WaitContext& context) {
+                                                    const WaitContext& context,
+                                                    const DoorKey& own_door) {
   std::vector<std::vector<RemotePeer>> streams(static_cast<std::size_t>(n_streams));
-  Introduction own{rank, numbers[static_cast<std::size_t>(rank)], 0};
+  Introduction own{rank, numbers[static_cast<std::size_t>(rank)], 0, own_door};
   const std::size_t n_listeners = numbers.size() - 1;  // nobody connects to the last rank
   Listener listener;
   std::string own_place = "none";

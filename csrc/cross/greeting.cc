@@ -15,12 +15,12 @@
 #include "core/log.h"
 #include "core/random_nonce.h"
 #include "core/rank_list.h"
-#include "cross/tcp_socket.h"
+#include "net/tcp_socket.h"
 
 namespace horon {
 namespace {
 
-constexpr std::uint64_t kMagic = 0x34306c74636e7268;  // "hrnctl04": changes with the protocol
+constexpr std::uint64_t kMagic = 0x35306c74636e7268;  // "hrnctl05": changes with the protocol
 // In the place of an address.
 constexpr std::string_view kFailed = "failed: ";
 // Who connects greets at once.
@@ -38,6 +38,8 @@ struct Greeting {
   std::int32_t stream = 0;
   char host[64] = {};
   std::int32_t number = 0;  // what messages call it
+  std::uint16_t door_port = 0;
+  std::uint64_t door_nonce = 0;
 };
 
 std::string describe(const Greeting& greeting) {
@@ -53,6 +55,8 @@ Greeting greet(std::uint64_t nonce, const Introduction& own) {
   greeting.rank = own.rank;
   greeting.stream = own.stream;
   greeting.number = own.number;
+  greeting.door_port = own.door.port;
+  greeting.door_nonce = own.door.nonce;
   ::gethostname(greeting.host, sizeof greeting.host - 1);
   return greeting;
 }
@@ -61,6 +65,12 @@ Greeting greet(std::uint64_t nonce, const Introduction& own) {
 WaitContext within(std::chrono::milliseconds patience, const WaitContext& context) {
   const Deadline sooner = Deadline::after(patience);
   return {sooner.at() < context.deadline.at() ? sooner : context.deadline, context.check_interrupt};
+}
+
+RemotePeer make_peer(const Greeting& theirs, int stream, UniqueFd socket) {
+  RemotePeer peer{theirs.rank, theirs.number, stream, describe(theirs), std::move(socket)};
+  peer.door = {peer_address(peer.socket.get()), {theirs.door_nonce, theirs.door_port}};
+  return peer;
 }
 
 void check_greeting(const Greeting& theirs, std::uint64_t nonce) {
@@ -91,7 +101,7 @@ std::optional<RemotePeer> welcome(UniqueFd socket, const Greeting& own, int n_ra
     }
     return std::nullopt;
   }
-  return RemotePeer{theirs.rank, theirs.number, theirs.stream, describe(theirs), std::move(socket)};
+  return make_peer(theirs, theirs.stream, std::move(socket));
 }
 
 // Who connects.
@@ -104,7 +114,7 @@ RemotePeer introduce(UniqueFd socket, const Greeting& own, int rank, const WaitC
   HORON_CHECK(theirs.rank == rank, "it is rank ", theirs.number);
   const char has_read = 1;
   send_all(socket.get(), &has_read, sizeof has_read, context);
-  return {rank, theirs.number, own.stream, describe(theirs), std::move(socket)};
+  return make_peer(theirs, own.stream, std::move(socket));
 }
 
 // The first of the addresses that answers, or an empty UniqueFd.

@@ -14,6 +14,7 @@
 
 #include "core/unique_fd.h"
 #include "core/wait_context.h"
+#include "core/watch_door.h"
 
 namespace horon {
 
@@ -24,6 +25,7 @@ struct RemotePeer {
   int stream = 0;           // which of the connections between these two
   std::string description;  // "rank 1 (pid 123 on host-b)"
   UniqueFd socket;          // connected; does not block
+  Door door = {};           // where it can be asked what it is doing
 };
 
 // Where a rank listens; in the store one line, so that a person can read it.
@@ -55,6 +57,7 @@ struct Introduction {
   int rank = 0;
   int number = 0;
   int stream = 0;
+  DoorKey door = {};
 };
 
 // Connects to rank `rank`, which messages call `number`. Throws TimeoutError, Error.

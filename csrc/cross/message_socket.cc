@@ -12,7 +12,7 @@
 #include <utility>
 
 #include "core/error.h"
-#include "cross/tcp_socket.h"
+#include "net/tcp_socket.h"
 
 namespace horon {
 namespace {

@@ -38,6 +38,7 @@ class MessageSocket {
   int rank() const { return peer_.rank; }
   int fd() const { return peer_.socket.get(); }
   const std::string& description() const { return peer_.description; }
+  const Door& door() const { return peer_.door; }
   State state() const { return state_; }
   // Of one that is kLost. Empty: the process at the other end has ended.
   const std::string& why_lost() const { return why_lost_; }

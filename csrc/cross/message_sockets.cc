@@ -13,7 +13,7 @@
 #include "core/error.h"
 #include "core/log.h"
 #include "core/thread_name.h"
-#include "cross/tcp_socket.h"
+#include "net/tcp_socket.h"
 
 namespace horon {
 namespace {

@@ -13,7 +13,7 @@
 
 #include "core/error.h"
 #include "core/running_operation.h"
-#include "cross/tcp_socket.h"
+#include "net/tcp_socket.h"
 #include "watch/stall_schedule.h"
 
 namespace horon {
@@ -219,7 +219,7 @@ Waiting TcpByteTransport::what_is_awaited(const WaitContext& context) const {
   for (const Connection& connection : connections_) {
     if (!connection.is_done()) {
       missing.push_back(connection.peer.rank);
-      waiting.late.push_back({connection.peer.description, 0, ""});
+      waiting.late.push_back({connection.peer.description, 0, "", connection.peer.door});
     }
   }
   waiting.reports = is_first_to_come(rank_, missing);

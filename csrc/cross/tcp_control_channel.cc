@@ -12,7 +12,7 @@
 
 #include "core/error.h"
 #include "core/thread_name.h"
-#include "cross/tcp_socket.h"
+#include "net/tcp_socket.h"
 
 namespace horon {
 namespace {
@@ -53,6 +53,16 @@ TcpControlChannel::~TcpControlChannel() {
   const std::uint64_t one = 1;
   (void)!::write(stop_.get(), &one, sizeof one);
   reader_.join();
+}
+
+std::vector<LateRank> TcpControlChannel::late_ranks(const std::vector<int>& ranks) const {
+  std::vector<LateRank> late;
+  for (const auto& connection : connections_) {
+    if (std::find(ranks.begin(), ranks.end(), connection->peer.rank) != ranks.end()) {
+      late.push_back({connection->peer.description, 0, "", connection->peer.door});
+    }
+  }
+  return late;
 }
 
 TcpControlChannel::Connection* TcpControlChannel::connection_to(int rank) {

@@ -47,6 +47,7 @@ class TcpControlChannel final : public ControlChannel {
   std::uint32_t given_up_meeting() const override { return 0; }
   bool is_poisoned() override { return is_poisoned_.load(std::memory_order_acquire); }
   std::string failure() override;
+  std::vector<LateRank> late_ranks(const std::vector<int>& ranks) const override;
   bool has_departed(int rank) override;
   void poison(const std::string& reason) override;
   void depart() override;

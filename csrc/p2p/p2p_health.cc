@@ -114,8 +114,9 @@ void P2pEngine::look_at_wait(LongWait& wait, const P2pOp& op) const {
     waiting.operation = concat(name_ranks({rank_}, global_ranks_), ": ", op.describe());
     if (op.peer != kAnySource) {
       const int local = local_[static_cast<std::size_t>(op.peer)];
+      const MessageSocket* socket = outgoing_[static_cast<std::size_t>(op.peer)].socket;
       waiting.late.push_back(local >= 0 ? late_rank(*segment_, *peers_, local)
-                                        : LateRank{describe(op.peer), 0, ""});
+                                        : LateRank{describe(op.peer), 0, "", socket->door()});
     }
     return waiting;
   });

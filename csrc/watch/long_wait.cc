@@ -23,6 +23,7 @@ constexpr std::string_view kWaitsBeside = "waits, beside what else it does, in "
 struct Listed {
   std::string text;
   Clock::time_point since;
+  std::vector<LateRank> late;  // if it is a caller that waits
 };
 
 struct WaitList {
@@ -96,7 +97,11 @@ void LongWait::look(const Deadline& deadline, FunctionRef<Waiting(bool is_report
     const std::lock_guard lock(list.mutex);
     list.waits[told_->entry] = {concat(waiting.is_blocking ? kWaits : kWaitsBeside,
                                        waiting.operation, ", for ", all_names(waiting.late)),
-                                since_};
+                                since_,
+                                {}};
+    if (waiting.is_blocking) {
+      list.waits[told_->entry].late = waiting.late;
+    }
   }
   if (is_due && waiting.reports) {
     told_->operation = waiting.operation;
@@ -127,6 +132,16 @@ std::string describe_long_waits() {
                    seconds_since(wait.since).count(), " s");
   }
   return text;
+}
+
+std::vector<LateRank> late_in_long_waits() {
+  WaitList& list = wait_list();
+  const std::lock_guard lock(list.mutex);
+  std::vector<LateRank> late;
+  for (const auto& [entry, wait] : list.waits) {
+    late.insert(late.end(), wait.late.begin(), wait.late.end());
+  }
+  return late;
 }
 
 }  // namespace horon

@@ -66,4 +66,7 @@ inline constexpr std::string_view kWaits = "waits in ";
 // What threads of this process have waited for, for a second at least, a line each.
 std::string describe_long_waits();
 
+// For whom these wait, of those that do nothing else.
+std::vector<LateRank> late_in_long_waits();
+
 }  // namespace horon

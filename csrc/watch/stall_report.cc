@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstring>
 #include <memory>
+#include <set>
 #include <sstream>
 #include <system_error>
 #include <thread>
@@ -13,12 +14,14 @@
 #include "core/error.h"
 #include "core/log.h"
 #include "core/thread_name.h"
+#include "watch/watch_door.h"
 #include "watch/watch_post.h"
 
 namespace horon {
 namespace {
 
 constexpr std::size_t kMostAsked = 4;
+constexpr std::size_t kMostFollowed = 4;      // of those that the asked ones wait for, in turn
 constexpr std::chrono::seconds kPatience{2};  // for each
 
 std::string indented(const std::string& text, const char* margin) {
@@ -43,13 +46,23 @@ std::string short_list(const std::vector<LateRank>& late) {
                                   : names;
 }
 
+// Whether it is a name of this process, for its host or for others.
+bool names(const std::string& text, const Self& self) {
+  for (const std::string& name :
+       {concat("pid ", self.pid, ')'), concat("pid ", self.pid, " on ", self.host, ')')}) {
+    const std::size_t at = text.find(name);
+    if (at != std::string::npos && at > 0 && std::strchr("( ", text[at - 1]) != nullptr) {
+      return true;
+    }
+  }
+  return false;
+}
+
 // Whether an answer says so of a thread that does nothing else.
-bool waits_for(const std::string& answer, pid_t pid) {
-  const std::string name = concat("pid ", pid, ')');
+bool waits_for(const std::string& answer, const Self& self) {
   std::istringstream lines(answer);
   for (std::string line; std::getline(lines, line);) {
-    const std::size_t at = line.starts_with(kWaits) ? line.find(name) : std::string::npos;
-    if (at != std::string::npos && std::strchr("( ", line[at - 1]) != nullptr) {
+    if (line.starts_with(kWaits) && names(line, self)) {
       return true;
     }
   }
@@ -64,28 +77,38 @@ std::string about(const LateRank& rank, const std::optional<std::string>& answer
   return rank.state.empty() ? std::string() : concat(rank.name, ' ', rank.state);
 }
 
-std::optional<std::string> ask_where(const LateRank& rank) {
-  const std::optional<Answer> answer = ask(rank.post, Deadline::after(kPatience));
-  if (answer && answer->is_late && rank.state.empty()) {
-    return "did not answer when it was asked where it is: it is stopped, or gets no CPU time";
+Answer ask_where(const LateRank& rank) {
+  const Deadline deadline = Deadline::after(kPatience);
+  Answer answer = (rank.door ? ask_at(rank.door, rank.post, deadline) : ask(rank.post, deadline))
+                      .value_or(Answer());
+  if (answer.is_late && rank.state.empty()) {
+    answer.text =
+        "did not answer when it was asked where it is: it is stopped, or gets no CPU time";
   }
-  return answer ? answer->text : std::nullopt;
+  return answer;
+}
+
+Self this_process() {
+  char host[65] = {};  // as Greeting has it
+  ::gethostname(host, 63);
+  return {::getpid(), host};
 }
 
 }  // namespace
 
 std::string late_text(const std::vector<LateRank>& late,
                       const std::vector<std::optional<std::string>>& answers, bool is_blocking,
-                      pid_t pid) {
+                      const Self& self) {
   std::string text;
-  for (std::size_t i = 0; i < std::min(late.size(), kMostAsked); ++i) {
+  for (std::size_t i = 0; i < std::min(late.size(), std::max(answers.size(), kMostAsked)); ++i) {
     const std::optional<std::string> answer = i < answers.size() ? answers[i] : std::nullopt;
     const std::string line = about(late[i], answer);
     if (!line.empty()) {
       text += '\n' + indented(line, "    ");
     }
-    if (is_blocking && answer && waits_for(*answer, pid)) {
-      text += concat("\n    So it waits for this process (pid ", pid, "), and this one for it. Do ",
+    if (is_blocking && answer && waits_for(*answer, self)) {
+      text += concat("\n    So it waits for this process (pid ", self.pid,
+                     "), and this one for it. Do ",
                      "all ranks call the same operations, of the same groups, in the same order?");
     }
   }
@@ -97,20 +120,49 @@ std::string stall_text(const Waiting& waiting, std::chrono::seconds waited) {
                 waiting.late.empty() ? "another rank" : short_list(waiting.late), '.');
 }
 
+void follow(std::vector<LateRank>& late, const AskWhere& ask_one, const Self& self,
+            std::vector<std::optional<std::string>>* answers) {
+  std::set<std::uint64_t> asked;
+  if (late.size() > kMostAsked) {
+    late.resize(kMostAsked);
+  }
+  for (std::size_t i = 0; i < late.size(); ++i) {
+    Answer answer = ask_one(late[i]);
+    if (answer.post != 0 && !asked.insert(answer.post).second) {  // by another way
+      late.erase(late.begin() + static_cast<std::ptrdiff_t>(i--));
+      continue;
+    }
+    bool is_followed = false;
+    for (LateRank& next : answer.late) {
+      const auto is_it = [&](const LateRank& known) {
+        return known.name == next.name || (next.post != 0 && known.post == next.post);
+      };
+      if (late.size() < kMostAsked + kMostFollowed && asked.count(next.post) == 0 &&
+          !names(next.name, self) && std::none_of(late.begin(), late.end(), is_it)) {
+        late.push_back(std::move(next));
+        is_followed = true;
+      }
+    }
+    if (is_followed && answer.text) {
+      answer.text->resize(std::min(answer.text->size(), answer.text->find(kBeyondWaits)));
+    }
+    answers->push_back(std::move(answer.text));
+  }
+}
+
 void ask_about(std::vector<LateRank> late, bool is_blocking,
                const std::function<void(const std::string& text)>& use) {
-  const auto shared = std::make_shared<const std::vector<LateRank>>(std::move(late));
+  const auto shared = std::make_shared<std::vector<LateRank>>(std::move(late));
   try {
     quiet_thread([shared, is_blocking, use] {
       name_this_thread("horon-report");
+      const Self self = this_process();
       std::vector<std::optional<std::string>> answers;
-      for (std::size_t i = 0; i < std::min(shared->size(), kMostAsked); ++i) {
-        answers.push_back(ask_where((*shared)[i]));
-      }
-      use(late_text(*shared, answers, is_blocking, ::getpid()));
+      follow(*shared, ask_where, self, &answers);
+      use(late_text(*shared, answers, is_blocking, self));
     }).detach();
   } catch (const std::system_error&) {  // no more threads: nobody can be asked
-    use(late_text(*shared, {}, is_blocking, ::getpid()));
+    use(late_text(*shared, {}, is_blocking, this_process()));
   }
 }
 

@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "watch/answer.h"
 #include "watch/long_wait.h"
 
 namespace horon {
@@ -18,17 +19,29 @@ namespace horon {
 // One line. Pure.
 std::string stall_text(const Waiting& waiting, std::chrono::seconds waited);
 
+// This process, as others may call it.
+struct Self {
+  pid_t pid = 0;
+  std::string host;
+};
+
 // What is known of the late ranks: nothing, or indented lines, each after a line's end. `answers`:
 // what their processes said, of the first of them, in order; nothing of one that did not answer.
-// `pid`: this process, to tell whether one of them waits for it, if this one does nothing else
+// `self`: to tell whether one of them waits for this process, if this one does nothing else
 // (`is_blocking`). Pure.
 std::string late_text(const std::vector<LateRank>& late,
                       const std::vector<std::optional<std::string>>& answers, bool is_blocking,
-                      pid_t pid);
+                      const Self& self);
 
-// Asks the ranks (the first few, if they are many) where they are, and calls `use` with what
-// late_text() makes of that, on a thread that nobody waits for. Where the system gives no thread
-// nobody is asked.
+// Asks the first few of the late ranks where they are, and then those that they wait for in turn,
+// which are added to `late`: each process once, and not this one. `answers`: as late_text() has it;
+// of one that waits for another one that was asked, only that.
+using AskWhere = std::function<Answer(const LateRank&)>;
+void follow(std::vector<LateRank>& late, const AskWhere& ask_one, const Self& self,
+            std::vector<std::optional<std::string>>* answers);
+
+// Asks the ranks as follow() does, and calls `use` with what late_text() makes of that, on a thread
+// that nobody waits for. Where the system gives no thread nobody is asked.
 void ask_about(std::vector<LateRank> late, bool is_blocking,
                const std::function<void(const std::string& text)>& use);
 

@@ -28,7 +28,6 @@ namespace {
 constexpr const char* kName = "horon.watch.";
 constexpr std::chrono::milliseconds kLeastSample{100};  // of how much a process computes
 constexpr std::chrono::milliseconds kTellPatience{1000};
-constexpr std::size_t kMostBytes = std::size_t{60} << 10;  // one message
 
 std::string name_of(std::uint64_t post) {
   char digits[17];
@@ -48,40 +47,16 @@ double cpu_seconds() {
 // Root may ask anybody.
 bool may_ask(uid_t asker, uid_t asked) { return asker == asked || asker == 0; }
 
-// Not in the middle of a character.
-void cut(std::string& text, std::size_t most) {
-  if (text.size() <= most) {
-    return;
-  }
-  const auto is_continued = [&] { return (static_cast<unsigned char>(text[most]) & 0xC0) == 0x80; };
-  while (most > 0 && is_continued()) {
-    --most;
-  }
-  text.resize(most);
-}
-
 }  // namespace
-
-std::string answer_text(const std::string& waits, double cores, const std::string& told) {
-  char computes[48];
-  std::snprintf(computes, sizeof computes, "%.0f %%", 100 * cores);
-  std::string text =
-      concat(waits.empty() ? "is in no call of horon that has waited for a second" : waits,
-             ". Its process uses ", computes, " of a core.");
-  if (!told.empty()) {
-    text += concat('\n', told);
-  }
-  return text;
-}
 
 WatchPost::WatchPost(Tell tell)
     : fork_generation_(fork_generation()),
       tell_(std::move(tell)),
       number_(std::max<std::uint64_t>(random_nonce(), 1)),
       listener_(listen_on(name_of(number_))),
-      stop_(::eventfd(0, EFD_CLOEXEC)) {
-  HORON_CHECK(stop_, system_error_text("eventfd", errno));
-  for (const UniqueFd* fd : {&listener_, &stop_}) {
+      wake_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+  HORON_CHECK(wake_, system_error_text("eventfd", errno));
+  for (const UniqueFd* fd : {&listener_, &wake_}) {
     guards_.push_back(std::make_unique<ClosedInChild>(fd->get()));
   }
   thread_ = start_thread([this] { serve(); });
@@ -90,22 +65,42 @@ WatchPost::WatchPost(Tell tell)
 WatchPost::~WatchPost() {
   if (fork_generation_ != fork_generation()) {
     thread_.detach();
-    // Both are closed, and their numbers may be somebody else's by now.
+    // All are closed, and their numbers may be somebody else's by now.
     (void)new (std::nothrow) UniqueFd(std::move(listener_));
-    (void)new (std::nothrow) UniqueFd(std::move(stop_));
+    (void)new (std::nothrow) UniqueFd(std::move(wake_));
+    (void)new (std::nothrow) std::optional<OpenDoor>(std::move(door_));
     return;
   }
-  const std::uint64_t one = 1;
-  [[maybe_unused]] const ssize_t written = ::write(stop_.get(), &one, sizeof one);
+  is_over_ = true;
+  wake();
   thread_.join();
+}
+
+void WatchPost::wake() const {
+  const std::uint64_t one = 1;
+  [[maybe_unused]] const ssize_t written = ::write(wake_.get(), &one, sizeof one);
+}
+
+DoorKey WatchPost::open_door() {
+  const std::lock_guard lock(door_mutex_);
+  if (!door_) {
+    door_ = horon::open_door();
+    guards_.push_back(std::make_unique<ClosedInChild>(door_->listener.get()));
+    seen_ = &*door_;
+    wake();
+  }
+  return door_->key;
 }
 
 void WatchPost::serve() {
   name_this_thread("horon-watch");
   while (true) {
-    pollfd entries[] = {{listener_.get(), POLLIN, 0}, {stop_.get(), POLLIN, 0}};
-    const int ready = ::poll(entries, 2, -1);
-    if (ready > 0 && entries[1].revents != 0) {
+    const OpenDoor* const door = seen_;
+    pollfd entries[] = {{listener_.get(), POLLIN, 0},
+                        {wake_.get(), POLLIN, 0},
+                        {door == nullptr ? -1 : door->listener.get(), POLLIN, 0}};
+    const int ready = ::poll(entries, 3, -1);
+    if (is_over_) {
       return;
     }
     if (ready < 0 && errno != EINTR) {
@@ -114,10 +109,14 @@ void WatchPost::serve() {
     if (ready <= 0) {
       continue;
     }
+    std::uint64_t count = 0;
+    [[maybe_unused]] const ssize_t read = ::read(wake_.get(), &count, sizeof count);
     try {
-      const UniqueFd socket = accept_until(listener_.get(), Deadline::after(kLeastSample));
-      if (socket && may_ask(peer_credentials(socket.get()).uid, ::getuid())) {
-        answer(socket.get());
+      if (entries[0].revents != 0) {
+        let_in(listener_.get());
+      }
+      if (entries[2].revents != 0) {
+        answer_at(*door, number_, [this] { return tell(); });
       }
     } catch (const std::exception&) {
       std::this_thread::sleep_for(
@@ -126,17 +125,24 @@ void WatchPost::serve() {
   }
 }
 
-void WatchPost::answer(int socket) const {
+void WatchPost::let_in(int listener) const {
+  const UniqueFd socket = accept_until(listener, Deadline::after(kLeastSample));
+  if (socket && may_ask(peer_credentials(socket.get()).uid, ::getuid())) {
+    const std::string message = tell();
+    // Whoever has gone meanwhile does not get it.
+    (void)::send(socket.get(), message.data(), message.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+  }
+}
+
+std::string WatchPost::tell() const {
   const Clock::time_point began = Clock::now();
   const double cpu_before = cpu_seconds();
   const std::string waits = describe_long_waits();
   const std::string told = tell_ ? tell_(Deadline::after(kTellPatience)) : std::string();
   std::this_thread::sleep_until(began + kLeastSample);
   const std::chrono::duration<double> sample = Clock::now() - began;
-  std::string text = answer_text(waits, (cpu_seconds() - cpu_before) / sample.count(), told);
-  cut(text, kMostBytes);
-  // Whoever has gone meanwhile does not get it.
-  (void)::send(socket, text.data(), text.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+  return encode_answer(answer_text(waits, (cpu_seconds() - cpu_before) / sample.count(), told),
+                       late_in_long_waits());
 }
 
 std::optional<Answer> ask(std::uint64_t post, const Deadline& deadline) {
@@ -152,13 +158,16 @@ std::optional<Answer> ask(std::uint64_t post, const Deadline& deadline) {
     if (!may_ask(::getuid(), process.uid)) {
       return std::nullopt;
     }
-    Answer answer{process.pid, std::nullopt, !has_message(socket.get(), deadline)};
+    Answer answer;
+    answer.pid = process.pid;
+    answer.post = post;
+    answer.is_late = !has_message(socket.get(), deadline);
     if (!answer.is_late) {
-      std::string text(kMostBytes, '\0');
+      std::string text(kMostAnswerBytes, '\0');
       const ssize_t received = ::recv(socket.get(), text.data(), text.size(), MSG_DONTWAIT);
       if (received > 0) {
         text.resize(static_cast<std::size_t>(received));
-        answer.text = std::move(text);
+        decode_answer(text, &answer);
       }
     }
     return answer;

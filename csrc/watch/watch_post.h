@@ -6,9 +6,11 @@
 
 #include <sys/types.h>
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <thread>
@@ -17,10 +19,12 @@
 #include "core/closed_in_child.h"
 #include "core/deadline.h"
 #include "core/unique_fd.h"
+#include "watch/answer.h"
+#include "watch/watch_door.h"
 
 namespace horon {
 
-// Thread safety: none but that of ask(), which may come from any process.
+// Thread safety: that of open_door() alone, and of ask(), which may come from any process.
 class WatchPost {
  public:
   // Called on the post's thread; has to come back by the deadline. May be empty.
@@ -36,23 +40,27 @@ class WatchPost {
   // What others call it; never 0.
   std::uint64_t number() const { return number_; }
 
+  // Lets ranks on other hosts ask, too, from now on; the same each time. Throws Error where the
+  // system allows no such socket. Thread-safe.
+  DoorKey open_door();
+
  private:
   void serve();
-  void answer(int socket) const;
+  void let_in(int listener) const;
+  std::string tell() const;
+  void wake() const;
 
   const std::uint32_t fork_generation_;
   const Tell tell_;
   std::uint64_t number_ = 0;
   UniqueFd listener_;
-  UniqueFd stop_;  // an eventfd
+  UniqueFd wake_;  // an eventfd
+  std::atomic<bool> is_over_{false};
+  std::mutex door_mutex_;
+  std::optional<OpenDoor> door_;          // guarded by door_mutex_
+  std::atomic<OpenDoor*> seen_{nullptr};  // the same, for the thread, once it is there
   std::vector<std::unique_ptr<ClosedInChild>> guards_;
   std::thread thread_;
-};
-
-struct Answer {
-  pid_t pid = 0;                    // as it is called here
-  std::optional<std::string> text;  // nothing: it did not say anything
-  bool is_late = false;             // until the deadline
 };
 
 // What the process with that post says; nothing if it can not be reached, or is another user's.
@@ -60,9 +68,5 @@ std::optional<Answer> ask(std::uint64_t post, const Deadline& deadline);
 
 // The posts of this user's processes that can be reached from here (one network namespace).
 std::vector<std::uint64_t> find_watch_posts();
-
-// What a process says of itself. `waits` as describe_long_waits(); `cores`: how much it computes;
-// `told`: more, or empty. Pure.
-std::string answer_text(const std::string& waits, double cores, const std::string& told);
 
 }  // namespace horon

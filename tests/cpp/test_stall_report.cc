@@ -15,6 +15,12 @@ LateRank late_number(int number) {
   return {"rank " + std::to_string(number) + " (pid " + std::to_string(100 + number) + ")", 0, ""};
 }
 
+LateRank that_can_be_asked(int number) {
+  LateRank rank = late_number(number);
+  rank.post = static_cast<std::uint64_t>(number);
+  return rank;
+}
+
 }  // namespace
 
 TEST_CASE("stall report: operation, time and who is late") {
@@ -37,27 +43,32 @@ TEST_CASE("stall report: many late ranks are not all named") {
 }
 
 TEST_CASE("stall report: what a late rank says is indented below it") {
-  REQUIRE(late_text({late_number(1)}, {"computes.\nIts main thread:\n  f (a.py:1)"}, true, 7) ==
+  REQUIRE(late_text({late_number(1)}, {"computes.\nIts main thread:\n  f (a.py:1)"}, true,
+                    {7, "here"}) ==
           "\n    rank 1 (pid 101) computes.\n    Its main thread:\n      f (a.py:1)");
 }
 
 TEST_CASE("stall report: of one that does not answer, what the system says") {
   LateRank stopped = late_number(1);
-  REQUIRE(late_text({stopped}, {std::nullopt}, true, 7).empty());  // nothing is known
+  REQUIRE(late_text({stopped}, {std::nullopt}, true, {7, "here"}).empty());  // nothing is known
   stopped.state = "is stopped";
-  REQUIRE(late_text({stopped}, {std::nullopt}, true, 7) == "\n    rank 1 (pid 101) is stopped");
-  REQUIRE(late_text({stopped}, {}, true, 7) == "\n    rank 1 (pid 101) is stopped");  // not asked
+  REQUIRE(late_text({stopped}, {std::nullopt}, true, {7, "here"}) ==
+          "\n    rank 1 (pid 101) is stopped");
+  REQUIRE(late_text({stopped}, {}, true, {7, "here"}) ==
+          "\n    rank 1 (pid 101) is stopped");  // not asked
 }
 
 TEST_CASE("stall report: two that wait for each other are told so") {
   const std::string waits = "waits in barrier #0, for rank 0 (pid 7), since 60 s. More";
   const auto is_told = [&](const std::string& answer, int pid, bool is_blocking = true) {
-    return late_text({late_number(1)}, {answer}, is_blocking, pid).find(kCircle) !=
+    return late_text({late_number(1)}, {answer}, is_blocking, {pid, "here"}).find(kCircle) !=
            std::string::npos;
   };
   REQUIRE(is_told(waits, 7));
   REQUIRE(is_told("waits in a, for rank 5 (pid 77), since 1 s\n" + waits, 7));
   REQUIRE(is_told("waits in a, for rank 5 (global rank 1, pid 7), since 1 s", 7));
+  REQUIRE(is_told("waits in a, for rank 5 (pid 7 on here), since 1 s", 7));
+  REQUIRE_FALSE(is_told("waits in a, for rank 5 (pid 7 on there), since 1 s", 7));
   REQUIRE_FALSE(is_told(waits, 77));
   REQUIRE_FALSE(is_told(waits, 70));
   REQUIRE_FALSE(is_told("waits in a, for rank 5 (pid 77)", 7));
@@ -66,6 +77,50 @@ TEST_CASE("stall report: two that wait for each other are told so") {
   REQUIRE_FALSE(is_told(waits, 7, false));
   // In a stack, say, it means nothing.
   REQUIRE_FALSE(is_told("computes\n  f (pid 7)", 7));
+}
+
+TEST_CASE("stall report: those are asked, too, for whom the asked ones wait") {
+  // 1 waits for 2, which waits for 1, for 3 and for this process; 3 computes.
+  std::vector<int> asked;
+  const auto ask_one = [&](const LateRank& rank) {
+    asked.push_back(static_cast<int>(rank.post));
+    Answer answer;
+    answer.post = rank.post;
+    answer.text = concat("waits in ", rank.post, kBeyondWaits, "more");
+    if (rank.post == 1) {
+      answer.late = {that_can_be_asked(2)};
+    } else if (rank.post == 2) {
+      answer.late = {that_can_be_asked(1), that_can_be_asked(3), {"rank 0 (pid 7)", 4711, ""}};
+    }
+    return answer;
+  };
+  std::vector<LateRank> late = {that_can_be_asked(1)};
+  std::vector<std::optional<std::string>> answers;
+  follow(late, ask_one, {7, "here"}, &answers);
+  REQUIRE(asked == std::vector<int>{1, 2, 3});
+  REQUIRE(late_text(late, answers, true, {7, "here"}) ==
+          "\n    rank 1 (pid 101) waits in 1\n    rank 2 (pid 102) waits in 2"
+          "\n    rank 3 (pid 103) waits in 3. Its process uses more");
+}
+
+TEST_CASE("stall report: not everybody is asked in a large job") {
+  std::vector<LateRank> late;
+  for (int rank = 1; rank < 100; ++rank) {
+    late.push_back(late_number(rank));
+  }
+  int n_asked = 0;
+  std::vector<std::optional<std::string>> answers;
+  const auto ask_one = [&](const LateRank&) {
+    Answer answer;
+    answer.post = static_cast<std::uint64_t>(1000 + ++n_asked);
+    for (int next = 0; next < 10; ++next) {
+      answer.late.push_back(late_number(200 + 10 * n_asked + next));
+    }
+    return answer;
+  };
+  follow(late, ask_one, {7, "here"}, &answers);
+  REQUIRE(n_asked == 8);
+  REQUIRE(late.size() == 8);
 }
 
 TEST_CASE("stall report: whoever asks does not wait for answers") {

@@ -9,7 +9,7 @@
 #include <sstream>
 
 #include "catch.h"
-#include "cross/tcp_socket.h"
+#include "net/tcp_socket.h"
 #include "in_child.h"
 #include "rank_threads.h"
 #include "thread_activity.h"

@@ -9,6 +9,7 @@
 
 #include "catch.h"
 #include "in_child.h"
+#include "net/tcp_socket.h"
 #include "rank_threads.h"
 #include "watch/long_wait.h"
 
@@ -75,6 +76,102 @@ TEST_CASE("watch post: a long text is cut") {
   const auto answer = ask(post.number(), patient());
   REQUIRE(has_said(answer, "xxx"));
   REQUIRE(answer->text->size() < (std::size_t{1} << 17));
+}
+
+TEST_CASE("watch post: tells for whom its process waits, for whoever asks to go on there") {
+  const Deadline deadline = patient();
+  const std::vector<LateRank> late = {{"rank 1 (pid 101)", 17, ""},
+                                      {"rank 2 (pid 9 on b)", 0, "", {"10.0.0.2", {5, 80}}}};
+  const WatchPost post([](const Deadline&) { return std::string("Its main thread: f"); });
+  for (const bool is_blocking : {true, false}) {
+    LongWait wait;
+    bool is_told = false;
+    while (!is_told && !deadline.has_passed()) {
+      wait.look(deadline, [&](bool) {
+        is_told = true;
+        return Waiting{"barrier #3 of a test", late, false, is_blocking};
+      });
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    }
+    const auto answer = ask(post.number(), patient());
+    REQUIRE(has_said(answer, "Its main thread: f"));
+    REQUIRE(answer->post == post.number());
+    REQUIRE(answer->late.size() == (is_blocking ? 2 : 0));
+    if (is_blocking) {
+      REQUIRE(answer->late[0].name == "rank 1 (pid 101)");
+      REQUIRE(answer->late[0].post == 17);
+      REQUIRE_FALSE(answer->late[0].door);
+      REQUIRE(answer->late[1].name == "rank 2 (pid 9 on b)");
+      REQUIRE(answer->late[1].door.address == "10.0.0.2");
+      REQUIRE(answer->late[1].door.key.nonce == 5);
+      REQUIRE(answer->late[1].door.key.port == 80);
+    }
+  }
+}
+
+TEST_CASE("watch post: an answer that is cut keeps for whom its process waits") {
+  Answer answer;
+  decode_answer(encode_answer(std::string(1 << 20, 'x'), {{"rank 1", 17, ""}}), &answer);
+  REQUIRE(answer.text->size() > kMostAnswerBytes / 2);
+  REQUIRE(answer.late.size() == 1);
+  REQUIRE(encode_answer(std::string(1 << 20, 'x'), std::vector<LateRank>(1000)).size() <=
+          kMostAnswerBytes);
+  decode_answer("", &answer);
+  REQUIRE(answer.text == "");
+  REQUIRE(answer.late.empty());
+}
+
+TEST_CASE("watch door: asks who sits behind it, or another one of its host") {
+  WatchPost post([](const Deadline&) { return std::string("the one"); });
+  const WatchPost other([](const Deadline&) { return std::string("the other"); });
+  const DoorKey key = post.open_door();
+  REQUIRE(key);
+  REQUIRE(post.open_door().port == key.port);
+  for (const char* address : {"127.0.0.1", "::ffff:127.0.0.1"}) {
+    const Door door{address, key};
+    auto answer = ask_at(door, 0, patient());
+    REQUIRE(has_said(answer, "the one"));
+    REQUIRE(answer->post == post.number());
+    REQUIRE(has_said(ask_at(door, post.number(), patient()), "the one"));
+    answer = ask_at(door, other.number(), patient());
+    REQUIRE(has_said(answer, "the other"));
+    REQUIRE(answer->post == other.number());
+  }
+  REQUIRE(has_said(ask(post.number(), patient()), "the one"));  // as before
+}
+
+TEST_CASE("watch door: nobody is let in without the nonce, and who says nothing is sent away") {
+  WatchPost post({});
+  const DoorKey key = post.open_door();
+  REQUIRE_FALSE(ask_at({"127.0.0.1", {key.nonce + 1, key.port}}, 0, patient()).has_value());
+  const UniqueFd silent = begin_connect("127.0.0.1", key.port);
+  REQUIRE(silent);
+  REQUIRE(has_said(ask_at({"127.0.0.1", key}, 0, patient()), "% of a core."));
+  REQUIRE_FALSE(ask_at({"127.0.0.1", key}, post.number() + 1, patient()).has_value());
+}
+
+TEST_CASE("watch door: nobody answers where there is none any more") {
+  DoorKey key;
+  {
+    WatchPost post({});
+    key = post.open_door();
+  }
+  REQUIRE_FALSE(ask_at({"127.0.0.1", key}, 0, patient()).has_value());
+}
+
+TEST_CASE("watch door: who does not answer in time is there all the same") {
+  std::atomic<bool> may_go{false};
+  WatchPost post([&](const Deadline&) {
+    while (!may_go) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    return std::string();
+  });
+  const auto answer = ask_at({"127.0.0.1", post.open_door()}, 0, soon());
+  may_go = true;
+  REQUIRE(answer.has_value());
+  REQUIRE_FALSE(answer->text.has_value());
+  REQUIRE(answer->is_late);
 }
 
 TEST_CASE("watch post: a forked child has none, and does not disturb its parent's") {

@@ -281,20 +281,137 @@ def test_who_has_not_come_to_make_a_group(tmp_path: Path) -> None:
     assert not _REPORT.search(outcomes[1].stderr + outcomes[2].stderr)
 
 
-def _late_on_another_host(rank: int, world_size: int, path: str) -> None:
-    join(rank, [0, 1], path)
-    if rank == 1:
+def _late_on_another_host(rank: int, world_size: int, path: str, hosts: list[int], call: str) -> None:
+    join(rank, hosts, path)
+    signals = store()
+    if rank == world_size - 1:
         _loads_a_batch()
+    if call == "barrier":
+        dist.barrier()
+    elif call == "large":
+        dist.all_reduce(torch.ones(1 << 20))
+    elif rank == world_size - 1:
+        dist.send(torch.ones(4), 0)
+    elif rank == 0:
+        dist.recv(torch.ones(4), world_size - 1)
+    signals.set(f"done/{rank}", "")
+    signals.wait([f"done/{other}" for other in range(world_size)])
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize(
+    ("hosts", "call"),
+    [
+        ([0, 1], "message"),
+        ([0, 1, 2], "large"),
+        ([0, 0, 1, 1], "barrier"),
+        ([0, 0, 1, 1], "large"),
+        ([0, 0, 1, 1], "message"),
+    ],
+)
+def test_who_is_late_on_another_host_and_where(hosts: list[int], call: str, tmp_path: Path) -> None:
+    gloo_lacks("says nothing")
+    outcomes = run_fresh_processes(
+        _late_on_another_host, len(hosts), str(tmp_path / "store"), hosts, call, env=_SOON, init=False
+    )
+    assert_clean_exits(outcomes)
+    text = outcomes[0].stderr
+    what = {
+        "barrier": "barrier #0 on rank 0 (barrier())",
+        "large": "all_reduce #0 on rank 0 (all_reduce(float32, 1048576 elements, SUM))",
+        "message": f"rank 0: recv of 16 bytes from rank {len(hosts) - 1}, tag 0",
+    }[call]
+    assert what + " has waited" in text, text
+    # Rank 0 of four waits for rank 2, and that one for rank 3.
+    assert f"rank {len(hosts) - 1} (pid " in text and "_loads_a_batch (" in text, text
+    assert "So it waits for this process" not in text, text
+
+
+def test_a_process_on_another_host_that_may_not_be_asked_is_named_all_the_same(tmp_path: Path) -> None:
+    gloo_lacks("has no such option")
+    env = {**_SOON, "HORON_WATCH": "off"}
+    outcomes = run_fresh_processes(
+        _late_on_another_host, 2, str(tmp_path / "store"), [0, 1], "barrier", env=env, init=False
+    )
+    assert_clean_exits(outcomes)
+    assert "s for rank 1 (pid " in outcomes[0].stderr and "_loads_a_batch" not in outcomes[0].stderr
+
+
+def _stopped_on_another_host(rank: int, world_size: int, path: str) -> None:
+    join(rank, [0, 1], path)
+    if rank == 0:
+        pid = int(store().get("pid"))
+        os.kill(pid, signal.SIGSTOP)
+        threading.Timer(2 * _LATE_S, os.kill, (pid, signal.SIGCONT)).start()
+    else:
+        store().set("pid", str(os.getpid()))
     dist.barrier()
     dist.destroy_process_group()
 
 
-def test_who_is_late_on_another_host(tmp_path: Path) -> None:
+def test_who_is_stopped_on_another_host(tmp_path: Path) -> None:
     gloo_lacks("says nothing")
-    outcomes = run_fresh_processes(_late_on_another_host, 2, str(tmp_path / "store"), env=_SOON, init=False)
+    outcomes = run_fresh_processes(_stopped_on_another_host, 2, str(tmp_path / "store"), env=_SOON, init=False)
     assert_clean_exits(outcomes)
-    assert "barrier #0 on rank 0 (barrier()) has waited" in outcomes[0].stderr
-    assert "for rank 1 (pid " in outcomes[0].stderr
+    text = outcomes[0].stderr
+    assert "did not answer when it was asked where it is: it is stopped, or gets no CPU time" in text, text
+
+
+def _wait_for_each_other_between_hosts(rank: int, world_size: int, path: str) -> None:
+    join(rank, [0, 1], path, timeout_s=_LATE_S + 2)
+    other = dist.new_group(timeout=timedelta(seconds=_LATE_S + 2))
+    expect_error(dist.barrier if rank == 0 else lambda: dist.barrier(other), "DistBackendError")
+
+
+def test_two_that_wait_for_each_other_between_hosts_are_told(tmp_path: Path) -> None:
+    gloo_lacks("says nothing")
+    outcomes = run_fresh_processes(
+        _wait_for_each_other_between_hosts, 2, str(tmp_path / "store"), env=_SOON, init=False
+    )
+    assert_clean_exits(outcomes)
+    assert any("So it waits for this process" in outcome.stderr for outcome in outcomes), outcomes
+
+
+def _late_for_one_that_is_waited_for(rank: int, world_size: int) -> None:
+    if rank == 3:
+        _loads_a_batch()
+    if rank < 3:
+        dist.recv(torch.ones(4), rank + 1)
+    if rank > 0:
+        dist.send(torch.ones(4), rank - 1)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def test_those_are_asked_for_whom_the_late_rank_waits() -> None:
+    gloo_lacks("says nothing")
+    outcomes = run_fresh_processes(_late_for_one_that_is_waited_for, 4, env=_SOON)
+    assert_clean_exits(outcomes)
+    text = outcomes[0].stderr
+    for word in (
+        "rank 1 (pid ",
+        "waits in rank 1: recv of 16 bytes from rank 2, tag 0",
+        "waits in rank 2: recv of 16 bytes from rank 3, tag 0",
+        "_loads_a_batch (",
+    ):
+        assert word in text, text
+
+
+def _late_with_a_name_on_another_host(rank: int, world_size: int) -> None:
+    os.environ["HORON_HOST_ID"] = f"host{rank}"
+    hvd.init()
+    if rank == 1:
+        _loads_a_batch()
+    hvd.allreduce(torch.ones(4), name="a.gradient")
+    hvd.shutdown()
+
+
+def test_who_is_late_with_a_named_operation_on_another_host() -> None:
+    gloo_lacks("has no named operations")
+    outcomes = run_fresh_processes(_late_with_a_name_on_another_host, 2, env=_SOON)
+    assert_clean_exits(outcomes)
+    for word in ("a.gradient", "missing: rank 1", "rank 1 (pid ", "_loads_a_batch ("):
+        assert word in outcomes[0].stderr, outcomes[0].stderr
 
 
 def _asked_by_hand(rank: int, world_size: int) -> None:

@@ -178,6 +178,33 @@ def test_one_that_has_come_dies_before_they_meet() -> None:
     assert_clean_exits(run_fresh_processes(_dies_meanwhile, 4), [0, _KILLED, _KILLED, 0])
 
 
+def _lost_on_another_host(rank: int, world_size: int, path: str, hosts: list[int], dead: list[int]) -> float:
+    os.environ["HORON_HOST_ID"] = f"host{hosts[rank]}"
+    keys = dist.FileStore(path, world_size)
+    dist.init_process_group("horon", store=keys, rank=rank, world_size=world_size, timeout=timedelta(seconds=50))
+    dist.barrier()
+    if rank in dead:
+        _die()
+    expect_error(lambda: dist.all_reduce(torch.ones(5)), "DistBackendError")
+    begin = time.monotonic()
+    horon.shrink_to_survivors()
+    took = time.monotonic() - begin
+    _check(None, [number for number in range(world_size) if number not in dead], rank)
+    dist.destroy_process_group()
+    return took
+
+
+@pytest.mark.parametrize(
+    ("hosts", "dead"), [([0, 1], [0]), ([0, 1, 2], [1]), ([0, 0, 1, 1], [2, 3]), ([0, 1, 2, 2], [1, 0, 3])]
+)
+def test_a_host_that_has_lost_all_its_ranks_is_not_waited_for(
+    tmp_path: Path, hosts: list[int], dead: list[int]
+) -> None:
+    outcomes = run_fresh_processes(_lost_on_another_host, len(hosts), f"{tmp_path}/store", hosts, dead, init=False)
+    assert_clean_exits(outcomes, [_KILLED if rank in dead else 0 for rank in range(len(hosts))])
+    assert all(outcome.result < STALL_S for outcome in outcomes if outcome.rank not in dead)
+
+
 class _DiesAtACall(dist.Store):
     """A store whose user is killed at its n-th call."""
 
@@ -242,7 +269,7 @@ def _dies_in_the_meeting(rank: int, world_size: int, path: str, hosts: list[int]
 
 
 @pytest.mark.parametrize("calls", [3, 14, 21])
-@pytest.mark.parametrize("hosts", [[0, 0, 0, 0], [0, 0, 1, 1]])
+@pytest.mark.parametrize("hosts", [[0, 0, 0, 0], [0, 0, 1, 1], [0, 1, 2, 3]])
 def test_one_that_dies_in_the_meeting_is_left_out_by_all(tmp_path: Path, hosts: list[int], calls: int) -> None:
     outcomes = run_fresh_processes(_dies_in_the_meeting, 4, f"{tmp_path}/store", hosts, calls, init=False)
     is_through = outcomes[0].result == [0, 2, 3]

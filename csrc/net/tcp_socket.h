@@ -19,10 +19,14 @@ UniqueFd listen_tcp(std::uint16_t* port);
 // there is, when they have none.
 std::vector<std::string> own_addresses(const std::string& interfaces);
 
-// Begins to connect to a numeric address. An empty UniqueFd where this host has no way there.
-UniqueFd begin_connect(const std::string& address, std::uint16_t port);
+// Begins to connect to a numeric address. An empty UniqueFd where this host has no way there, or
+// is refused at once: then `error`, unless it is null, gets an errno.
+UniqueFd begin_connect(const std::string& address, std::uint16_t port, int* error = nullptr);
 // 0 when a socket of begin_connect that poll() found writable is connected, else an errno.
 int connect_error(int socket);
+
+// The numeric address of who is at the other end; empty if there is nobody any more.
+std::string peer_address(int socket);
 
 // Accepts without waiting; an empty UniqueFd when nobody is there.
 UniqueFd accept_tcp(int listener);

@@ -1,4 +1,4 @@
-#include "cross/tcp_socket.h"
+#include "net/tcp_socket.h"
 
 #include <arpa/inet.h>
 #include <ifaddrs.h>
@@ -129,19 +129,25 @@ std::vector<std::string> own_addresses(const std::string& interfaces) {
   return addresses;
 }
 
-UniqueFd begin_connect(const std::string& address, std::uint16_t port) {
+UniqueFd begin_connect(const std::string& address, std::uint16_t port, int* error) {
+  const auto fail = [error](int why) {
+    if (error != nullptr) {
+      *error = why;
+    }
+    return UniqueFd();
+  };
   addrinfo hints{};
   hints.ai_flags = AI_NUMERICHOST | AI_NUMERICSERV;
   hints.ai_socktype = SOCK_STREAM;
   addrinfo* found = nullptr;
   if (::getaddrinfo(address.c_str(), std::to_string(port).c_str(), &hints, &found) != 0) {
-    return UniqueFd();
+    return fail(EADDRNOTAVAIL);
   }
   const std::unique_ptr<addrinfo, void (*)(addrinfo*)> owner(found, ::freeaddrinfo);
   UniqueFd socket(::socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!socket ||
       (::connect(socket.get(), found->ai_addr, found->ai_addrlen) != 0 && errno != EINPROGRESS)) {
-    return UniqueFd();
+    return fail(errno);
   }
   return socket;
 }
@@ -150,6 +156,15 @@ int connect_error(int socket) {
   int error = 0;
   socklen_t length = sizeof error;
   return ::getsockopt(socket, SOL_SOCKET, SO_ERROR, &error, &length) == 0 ? error : errno;
+}
+
+std::string peer_address(int socket) {
+  sockaddr_storage address{};
+  socklen_t length = sizeof address;
+  if (::getpeername(socket, reinterpret_cast<sockaddr*>(&address), &length) != 0) {
+    return "";
+  }
+  return numeric_address(reinterpret_cast<const sockaddr&>(address));
 }
 
 UniqueFd accept_tcp(int listener) {

@@ -1,0 +1,50 @@
+// Which processes on other hosts have ended, as far as their doors tell.
+//
+// A connection of a group that closes says little: its process may have given up the group, and
+// live. The door (watch_door.h) stays open as long as the process lives. So a door that could be
+// reached once, and now refuses connections, belongs to one that has ended. One that does not
+// answer at all says nothing: the host may be gone, or the network between.
+#pragma once
+
+#include <mutex>
+#include <vector>
+
+#include "core/deadline.h"
+#include "core/watch_door.h"
+
+namespace horon {
+
+// Thread safety: all methods.
+class DoorWatch {
+ public:
+  struct Neighbour {
+    int rank = 0;
+    Door door;
+  };
+
+  // Doors that are none say nothing.
+  explicit DoorWatch(std::vector<Neighbour> neighbours);
+
+  // Tries all doors: only those that can be reached say anything later. Blocks until all have
+  // answered, at most until the deadline.
+  void reach(const Deadline& deadline);
+
+  // The ranks whose processes have ended. Looks at most twice a second, and blocks for a fifth of a
+  // second at most where some do not answer.
+  std::vector<int> ended();
+
+ private:
+  enum class State { kUnknown, kReached, kEnded };
+  struct Entry {
+    Neighbour neighbour;
+    State state = State::kUnknown;
+  };
+
+  void look(State from, const Deadline& deadline);
+
+  std::mutex mutex_;
+  std::vector<Entry> entries_;     // guarded by mutex_
+  Clock::time_point next_look_{};  // guarded by mutex_
+};
+
+}  // namespace horon

@@ -1,0 +1,113 @@
+#include "watch/watch_door.h"
+
+#include <poll.h>
+
+#include <algorithm>
+#include <string>
+
+#include "core/error.h"
+#include "core/random_nonce.h"
+#include "core/wait_context.h"
+#include "net/tcp_socket.h"
+#include "watch/watch_post.h"
+
+namespace horon {
+namespace {
+
+constexpr std::uint64_t kDoorMagic = 0x3130726f6f64726e;  // "nrdoor01": changes with the protocol
+constexpr std::chrono::milliseconds kQuestionPatience{500};
+constexpr std::chrono::milliseconds kAnotherPostPatience{1500};
+
+// Plain data.
+struct Question {
+  std::uint64_t magic = kDoorMagic;
+  std::uint64_t nonce = 0;
+  std::uint64_t post = 0;  // 0: who sits behind the door
+};
+
+struct ReplyHead {
+  std::uint64_t post = 0;  // 0: that one can not be asked here
+  std::uint32_t is_late = 0;
+  std::uint32_t bytes = 0;  // that follow
+};
+
+}  // namespace
+
+OpenDoor open_door() {
+  OpenDoor door;
+  door.key.nonce = random_nonce();
+  door.listener = listen_tcp(&door.key.port);
+  return door;
+}
+
+void answer_at(const OpenDoor& door, std::uint64_t own, const std::function<std::string()>& tell) {
+  const UniqueFd socket = accept_tcp(door.listener.get());
+  if (!socket) {
+    return;
+  }
+  try {
+    Question question;
+    receive_all(socket.get(), &question, sizeof question,
+                {Deadline::after(kQuestionPatience), nullptr});
+    if (question.magic != kDoorMagic || question.nonce != door.key.nonce) {
+      return;
+    }
+    ReplyHead head;
+    std::string message;
+    if (question.post == 0 || question.post == own) {
+      head.post = own;
+      message = tell();
+    } else if (auto answer = ask(question.post, Deadline::after(kAnotherPostPatience))) {
+      head.post = question.post;
+      head.is_late = answer->is_late ? 1 : 0;
+      message = answer->text ? encode_answer(std::move(*answer->text), answer->late) : "";
+    }
+    head.bytes = static_cast<std::uint32_t>(message.size());
+    const WaitContext sending{Deadline::after(kQuestionPatience), nullptr};
+    send_all(socket.get(), &head, sizeof head, sending);
+    send_all(socket.get(), message.data(), message.size(), sending);
+  } catch (const Error&) {
+    // Whoever has gone meanwhile does not get it.
+  }
+}
+
+std::optional<Answer> ask_at(const Door& door, std::uint64_t post, const Deadline& deadline) {
+  Answer answer;
+  try {
+    const WaitContext context{deadline, nullptr};
+    const UniqueFd socket = begin_connect(door.address, door.key.port);
+    if (!socket || !wait_for_socket(socket.get(), POLLOUT, context) ||
+        connect_error(socket.get()) != 0) {
+      return std::nullopt;
+    }
+    Question question;
+    question.nonce = door.key.nonce;
+    question.post = post;
+    send_all(socket.get(), &question, sizeof question, context);
+    ReplyHead head;
+    receive_all(socket.get(), &head, sizeof head, context);
+    if (head.post == 0 || head.bytes > kMostAnswerBytes) {
+      return std::nullopt;
+    }
+    answer.post = head.post;
+    answer.is_late = head.is_late != 0;
+    if (head.bytes > 0) {
+      std::string message(head.bytes, '\0');
+      receive_all(socket.get(), message.data(), message.size(), context);
+      decode_answer(message, &answer);
+    }
+  } catch (const TimeoutError&) {
+    answer.post = post;
+    answer.is_late = true;  // the system took the connection, and nobody came for it
+  } catch (const std::exception&) {
+    return std::nullopt;
+  }
+  for (LateRank& rank : answer.late) {
+    if (!rank.door) {
+      rank.door = door;  // its post is of that host
+    }
+  }
+  return answer;
+}
+
+}  // namespace horon

@@ -1,0 +1,38 @@
+// Where ranks on other hosts ask a process what it is doing.
+//
+// Note [Doors]
+// A post (watch_post.h) can only be asked on its own host. A process with a group that spans hosts
+// opens a door, too: a TCP port behind which the post's thread sits. Who comes shows the nonce,
+// which only ranks of the group know, and may ask for another post of the same host: of a rank that
+// the asked one waits for, whose own door the asker need not know. Whoever has no nonce is sent
+// away after half a second at most.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+
+#include "core/deadline.h"
+#include "core/unique_fd.h"
+#include "core/watch_door.h"
+#include "watch/answer.h"
+
+namespace horon {
+
+struct OpenDoor {
+  UniqueFd listener;
+  DoorKey key;
+};
+
+// Throws Error.
+OpenDoor open_door();
+
+// Lets in who has come, if anybody has. `own`: the post behind the door; `tell()`: what that says,
+// as encode_answer(). Other posts are asked for it.
+void answer_at(const OpenDoor& door, std::uint64_t own, const std::function<std::string()>& tell);
+
+// What the process with that door says, or another one of its host, that with the post (unless that
+// is 0). Nothing if it can not be reached.
+std::optional<Answer> ask_at(const Door& door, std::uint64_t post, const Deadline& deadline);
+
+}  // namespace horon

@@ -1,0 +1,69 @@
+#include "watch/door_watch.h"
+
+#include <atomic>
+#include <memory>
+#include <thread>
+
+#include "catch.h"
+#include "rank_threads.h"
+#include "watch/watch_post.h"
+
+using namespace horon;
+using namespace horon::testing;
+
+namespace {
+
+// Until it is not empty any more.
+std::vector<int> await_ended(DoorWatch& watch) {
+  const Deadline deadline = patient();
+  std::vector<int> ended;
+  while (ended.empty() && !deadline.has_passed()) {
+    ended = watch.ended();
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  return ended;
+}
+
+}  // namespace
+
+TEST_CASE("door watch: a process has ended when its door is closed that was open") {
+  WatchPost stays({});
+  auto goes = std::make_unique<WatchPost>(WatchPost::Tell());
+  DoorWatch watch({{3, {"127.0.0.1", stays.open_door()}}, {5, {"127.0.0.1", goes->open_door()}}});
+  watch.reach(patient());
+  REQUIRE(watch.ended().empty());
+  goes.reset();
+  REQUIRE(await_ended(watch) == std::vector<int>{5});
+  REQUIRE(watch.ended() == std::vector<int>{5});
+}
+
+TEST_CASE("door watch: a door that could never be reached says nothing") {
+  DoorKey key;
+  {
+    WatchPost post({});
+    key = post.open_door();
+  }
+  DoorWatch watch({{1, {"127.0.0.1", key}}, {2, {"", {1, 1}}}, {3, {"127.0.0.1", {}}}, {4, {}}});
+  watch.reach(patient());
+  REQUIRE(watch.ended().empty());
+  std::this_thread::sleep_for(std::chrono::milliseconds(600));  // as long as between two looks
+  REQUIRE(watch.ended().empty());
+}
+
+TEST_CASE("door watch: one that does not answer is no dead one") {
+  std::atomic<bool> may_go{false};
+  WatchPost busy([&](const Deadline&) {
+    while (!may_go) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    return std::string();
+  });
+  const Door door{"127.0.0.1", busy.open_door()};
+  DoorWatch watch({{1, door}});
+  watch.reach(patient());
+  (void)ask_at(door, 0, soon());  // keeps its thread
+  REQUIRE(watch.ended().empty());
+  std::this_thread::sleep_for(std::chrono::milliseconds(600));
+  REQUIRE(watch.ended().empty());
+  may_go = true;
+}
