@@ -17,6 +17,7 @@ namespace {
 constexpr std::uint64_t kDoorMagic = 0x3130726f6f64726e;  // "nrdoor01": changes with the protocol
 constexpr std::chrono::milliseconds kQuestionPatience{500};
 constexpr std::chrono::milliseconds kAnotherPostPatience{1500};
+constexpr std::chrono::seconds kSaidAgain{1};
 
 // Plain data.
 struct Question {
@@ -31,6 +32,29 @@ struct ReplyHead {
   std::uint32_t bytes = 0;  // that follow
 };
 
+// Null where that post can not be asked here.
+const OpenDoor::Said* what_to_say(OpenDoor& door, std::uint64_t post, std::uint64_t own,
+                                  const std::function<std::string()>& tell) {
+  const auto is_old = [](const auto& entry) {
+    return Clock::now() - entry.second.at >= kSaidAgain;
+  };
+  std::erase_if(door.said, is_old);
+  if (const auto known = door.said.find(post); known != door.said.end()) {
+    return &known->second;
+  }
+  OpenDoor::Said said;
+  if (post == own) {
+    said.message = tell();
+  } else if (auto answer = ask(post, Deadline::after(kAnotherPostPatience))) {
+    said.is_late = answer->is_late;
+    said.message = answer->text ? encode_answer(std::move(*answer->text), answer->late) : "";
+  } else {
+    return nullptr;
+  }
+  said.at = Clock::now();
+  return &(door.said[post] = std::move(said));
+}
+
 }  // namespace
 
 OpenDoor open_door() {
@@ -40,7 +64,7 @@ OpenDoor open_door() {
   return door;
 }
 
-void answer_at(const OpenDoor& door, std::uint64_t own, const std::function<std::string()>& tell) {
+void answer_at(OpenDoor& door, std::uint64_t own, const std::function<std::string()>& tell) {
   const UniqueFd socket = accept_tcp(door.listener.get());
   if (!socket) {
     return;
@@ -53,19 +77,19 @@ void answer_at(const OpenDoor& door, std::uint64_t own, const std::function<std:
       return;
     }
     ReplyHead head;
-    std::string message;
-    if (question.post == 0 || question.post == own) {
-      head.post = own;
-      message = tell();
-    } else if (auto answer = ask(question.post, Deadline::after(kAnotherPostPatience))) {
-      head.post = question.post;
-      head.is_late = answer->is_late ? 1 : 0;
-      message = answer->text ? encode_answer(std::move(*answer->text), answer->late) : "";
+    head.post = question.post == 0 ? own : question.post;
+    const OpenDoor::Said* const said = what_to_say(door, head.post, own, tell);
+    if (said == nullptr) {
+      head.post = 0;
+    } else {
+      head.is_late = said->is_late ? 1 : 0;
+      head.bytes = static_cast<std::uint32_t>(said->message.size());
     }
-    head.bytes = static_cast<std::uint32_t>(message.size());
     const WaitContext sending{Deadline::after(kQuestionPatience), nullptr};
     send_all(socket.get(), &head, sizeof head, sending);
-    send_all(socket.get(), message.data(), message.size(), sending);
+    if (said != nullptr) {
+      send_all(socket.get(), said->message.data(), said->message.size(), sending);
+    }
   } catch (const Error&) {
     // Whoever has gone meanwhile does not get it.
   }

@@ -5,12 +5,15 @@
 // opens a door, too: a TCP port behind which the post's thread sits. Who comes shows the nonce,
 // which only ranks of the group know, and may ask for another post of the same host: of a rank that
 // the asked one waits for, whose own door the asker need not know. Whoever has no nonce is sent
-// away after half a second at most.
+// away after half a second at most. When a large job waits for one rank, all its hosts may ask at
+// once: what was said a second ago is said again.
 #pragma once
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <optional>
+#include <string>
 
 #include "core/deadline.h"
 #include "core/unique_fd.h"
@@ -20,8 +23,16 @@
 namespace horon {
 
 struct OpenDoor {
+  // What was said there, and when.
+  struct Said {
+    Clock::time_point at{};
+    bool is_late = false;
+    std::string message;
+  };
+
   UniqueFd listener;
   DoorKey key;
+  std::map<std::uint64_t, Said> said;  // by post; belongs to who answers
 };
 
 // Throws Error.
@@ -29,7 +40,7 @@ OpenDoor open_door();
 
 // Lets in who has come, if anybody has. `own`: the post behind the door; `tell()`: what that says,
 // as encode_answer(). Other posts are asked for it.
-void answer_at(const OpenDoor& door, std::uint64_t own, const std::function<std::string()>& tell);
+void answer_at(OpenDoor& door, std::uint64_t own, const std::function<std::string()>& tell);
 
 // What the process with that door says, or another one of its host, that with the post (unless that
 // is 0). Nothing if it can not be reached.

@@ -95,7 +95,7 @@ DoorKey WatchPost::open_door() {
 void WatchPost::serve() {
   name_this_thread("horon-watch");
   while (true) {
-    const OpenDoor* const door = seen_;
+    OpenDoor* const door = seen_;
     pollfd entries[] = {{listener_.get(), POLLIN, 0},
                         {wake_.get(), POLLIN, 0},
                         {door == nullptr ? -1 : door->listener.get(), POLLIN, 0}};

@@ -140,6 +140,18 @@ TEST_CASE("watch door: asks who sits behind it, or another one of its host") {
   REQUIRE(has_said(ask(post.number(), patient()), "the one"));  // as before
 }
 
+TEST_CASE("watch door: whoever asks at the same time as others gets the same answer") {
+  std::atomic<int> n_told{0};
+  WatchPost post([&](const Deadline&) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(200));
+    return concat("answer ", ++n_told);
+  });
+  const Door door{"127.0.0.1", post.open_door()};
+  require_no_errors(
+      run_ranks(12, [&](int) { expect(has_said(ask_at(door, 0, patient()), "answer ")); }));
+  REQUIRE(n_told < 12);
+}
+
 TEST_CASE("watch door: nobody is let in without the nonce, and who says nothing is sent away") {
   WatchPost post({});
   const DoorKey key = post.open_door();
