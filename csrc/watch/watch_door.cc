@@ -64,17 +64,17 @@ OpenDoor open_door() {
   return door;
 }
 
-void answer_at(OpenDoor& door, std::uint64_t own, const std::function<std::string()>& tell) {
+bool answer_at(OpenDoor& door, std::uint64_t own, const std::function<std::string()>& tell) {
   const UniqueFd socket = accept_tcp(door.listener.get());
   if (!socket) {
-    return;
+    return false;
   }
   try {
     Question question;
     receive_all(socket.get(), &question, sizeof question,
                 {Deadline::after(kQuestionPatience), nullptr});
     if (question.magic != kDoorMagic || question.nonce != door.key.nonce) {
-      return;
+      return false;
     }
     ReplyHead head;
     head.post = question.post == 0 ? own : question.post;
@@ -90,8 +90,9 @@ void answer_at(OpenDoor& door, std::uint64_t own, const std::function<std::strin
     if (said != nullptr) {
       send_all(socket.get(), said->message.data(), said->message.size(), sending);
     }
+    return said != nullptr;
   } catch (const Error&) {
-    // Whoever has gone meanwhile does not get it.
+    return false;  // it has gone meanwhile
   }
 }
 

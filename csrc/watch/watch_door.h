@@ -38,9 +38,9 @@ struct OpenDoor {
 // Throws Error.
 OpenDoor open_door();
 
-// Lets in who has come, if anybody has. `own`: the post behind the door; `tell()`: what that says,
-// as encode_answer(). Other posts are asked for it.
-void answer_at(OpenDoor& door, std::uint64_t own, const std::function<std::string()>& tell);
+// Lets in who has come, if anybody has; whether that one got an answer. `own`: the post behind the
+// door; `tell()`: what that says, as encode_answer(). Other posts are asked for it.
+bool answer_at(OpenDoor& door, std::uint64_t own, const std::function<std::string()>& tell);
 
 // What the process with that door says, or another one of its host, that with the post (unless that
 // is 0). Nothing if it can not be reached.

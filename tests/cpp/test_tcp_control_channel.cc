@@ -9,8 +9,8 @@
 #include <sstream>
 
 #include "catch.h"
-#include "net/tcp_socket.h"
 #include "in_child.h"
+#include "net/tcp_socket.h"
 #include "rank_threads.h"
 #include "thread_activity.h"
 
