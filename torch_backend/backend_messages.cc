@@ -19,6 +19,7 @@ class GlooMessageWork final : public HoronWork {
   GlooMessageWork(const Origin& origin, const std::vector<at::Tensor>& tensors,
                   Collective collective, c10::intrusive_ptr<c10d::Work> inner)
       : HoronWork(origin, tensors, tensors),
+        group_timeout_(origin.timeout),
         collective_(std::move(collective)),
         inner_(std::move(inner)) {}
 
@@ -27,7 +28,8 @@ class GlooMessageWork final : public HoronWork {
     std::call_once(waited_, [&] {
       std::exception_ptr error;
       try {
-        inner_->wait(timeout);
+        // Gloo knows the time that was left to meet.
+        inner_->wait(timeout == c10d::kNoTimeout ? group_timeout_ : timeout);
         collective_.finish();
       } catch (...) {
         error = std::current_exception();
@@ -47,6 +49,7 @@ class GlooMessageWork final : public HoronWork {
   }
 
  private:
+  const std::chrono::milliseconds group_timeout_;
   Collective collective_;
   const c10::intrusive_ptr<c10d::Work> inner_;
   std::once_flag waited_;

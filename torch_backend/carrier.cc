@@ -22,11 +22,45 @@ constexpr const char* kFailures = "failures";
 // From when a rank that could not connect has closed its connections until it has told so.
 constexpr std::chrono::seconds kTellingPatience{2};
 
-// Whether a rank could not connect, rather than that it has died.
+// Note [Who does not connect]
+// A rank that can not connect leaves a count, and goes on over Gloo with all others. One that does
+// not go on at all (a peer has died, or somebody has pressed Ctrl-C) leaves its reason before that,
+// or the others would wait for it at Gloo.
+constexpr const char* kGaveUp = "gave up";
+constexpr const char* kGaveUpCount = "gave up/count";
+
+// `gave_up`: why, or empty if it goes on over Gloo.
+void tell_failure(const c10::intrusive_ptr<c10d::Store>& store, const std::string& gave_up) {
+  try {
+    StoreAdapter failures(store);
+    if (!gave_up.empty()) {
+      failures.set(kGaveUp, gave_up);
+      failures.add(kGaveUpCount, 1);
+    }
+    failures.add(kFailures, 1);
+  } catch (const std::exception& error) {
+    log_warning(
+        concat("the other ranks were not told that this one could not connect: ", error.what()));
+  }
+}
+
+// Whether a rank can not connect; false where the store is gone. Throws PeerLostError when one has
+// given up.
 bool has_one_failed(const c10::intrusive_ptr<c10d::Store>& store) {
-  StoreAdapter failures(store);
-  return ask_again([&] { return failures.add(kFailures, 0) > 0; }, [] {},
-                   Deadline::after(kTellingPatience));
+  std::string why;
+  try {
+    StoreAdapter failures(store);
+    if (failures.add(kFailures, 0) == 0) {
+      return false;
+    }
+    if (failures.add(kGaveUpCount, 0) == 0) {
+      return true;
+    }
+    why = failures.get(kGaveUp, Deadline::after(kTellingPatience));
+  } catch (const std::exception&) {
+    return false;  // what is asked of the store next says so
+  }
+  throw PeerLostError(concat("another rank gave up while all met: ", why));
 }
 
 }  // namespace
@@ -34,13 +68,12 @@ bool has_one_failed(const c10::intrusive_ptr<c10d::Store>& store) {
 Connected connect_all(const c10::intrusive_ptr<c10d::Store>& store, int rank,
                       const std::vector<int>& numbers, bool for_messages, const Deadline& deadline,
                       const std::function<void()>& look_around) {
-  StoreAdapter failures(store);
   auto next_look = Clock::now();
   const std::function<void()> look = [&] {
     look_around();
     if (Clock::now() >= next_look) {
       next_look = Clock::now() + kLookAtFailures;
-      HORON_CHECK(failures.add(kFailures, 0) == 0, "another rank could not connect, and says why");
+      HORON_CHECK(!has_one_failed(store), "another rank could not connect, and says why");
     }
   };
   StoreAdapter meeting(store, look);
@@ -59,13 +92,15 @@ Connected connect_all(const c10::intrusive_ptr<c10d::Store>& store, int rank,
       connected.for_messages = std::move(streams[1]);
     }
     return connected;
+  } catch (const PeerLostError& error) {
+    tell_failure(store, error.what());
+    throw;
+  } catch (const Error&) {
+    tell_failure(store, "");
+    throw;
   } catch (...) {
-    try {
-      failures.add(kFailures, 1);  // or the others would wait until their time is over
-    } catch (const std::exception& error) {
-      log_warning(
-          concat("the other ranks were not told that this one could not connect: ", error.what()));
-    }
+    tell_failure(store,
+                 concat("rank ", numbers[static_cast<std::size_t>(rank)], " was interrupted"));
     throw;
   }
 }
@@ -90,8 +125,10 @@ Connected connect_all_or_none(const c10::intrusive_ptr<c10d::Store>& store, int 
   }
   try {
     (void)is_so_on_all(true, *connected.bytes, n_ranks, {deadline, &look_around});
-  } catch (const PeerLostError&) {
-    if (!has_one_failed(store)) {
+  } catch (const PeerLostError& error) {
+    const auto is_told = [&] { return has_one_failed(store); };
+    if (!ask_again(is_told, [] {}, Deadline::after(kTellingPatience))) {
+      tell_failure(store, error.what());
       throw;
     }
     return {};

@@ -24,7 +24,7 @@ namespace {
 // A healthy shutdown waits no longer for messages that nobody receives.
 constexpr std::chrono::seconds kMessageDrain{2};
 // All have just connected.
-constexpr std::chrono::seconds kDoorPatience{1};
+constexpr std::chrono::milliseconds kDoorPatience{500};
 
 struct CrossParts {
   std::unique_ptr<Transport> transport;
@@ -105,7 +105,8 @@ CrossParts make_cross_transport(const c10::intrusive_ptr<c10d::Store>& store,
     });
   }
   parts.doors = std::make_unique<DoorWatch>(std::move(own.doors));
-  parts.doors->reach(Deadline::after(kDoorPatience));
+  const Deadline soon = Deadline::after(kDoorPatience);
+  parts.doors->reach(soon.at() < deadline.at() ? soon : deadline);
   parts.transport = std::move(transport);
   return parts;
 }

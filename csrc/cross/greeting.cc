@@ -39,6 +39,7 @@ struct Greeting {
   char host[64] = {};
   std::int32_t number = 0;  // what messages call it
   std::uint16_t door_port = 0;
+  std::uint16_t unused = 0;
   std::uint64_t door_nonce = 0;
 };
 

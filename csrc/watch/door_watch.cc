@@ -8,12 +8,14 @@
 
 #include "core/unique_fd.h"
 #include "net/tcp_socket.h"
+#include "watch/watch_door.h"
 
 namespace horon {
 namespace {
 
-constexpr std::chrono::milliseconds kBetweenLooks{500};
-constexpr std::chrono::milliseconds kDoorPatience{200};
+constexpr std::chrono::milliseconds kBetweenLooks{250};
+constexpr std::chrono::milliseconds kLookPatience{200};
+constexpr int kRefusals = 2;  // a firewall that is loaded anew may refuse once
 
 }  // namespace
 
@@ -27,40 +29,45 @@ DoorWatch::DoorWatch(std::vector<Neighbour> neighbours) {
 
 void DoorWatch::reach(const Deadline& deadline) {
   const std::lock_guard lock(mutex_);
-  look(State::kUnknown, deadline);
+  std::vector<Door> doors;
+  doors.reserve(entries_.size());
+  for (const Entry& entry : entries_) {
+    doors.push_back(entry.neighbour.door);
+  }
+  const std::vector<bool> open = are_open(doors, deadline);
+  for (std::size_t i = 0; i < entries_.size(); ++i) {
+    entries_[i].is_known = open[i];
+  }
 }
+
+bool DoorWatch::has_ended(const Entry& entry) const { return entry.n_refusals >= kRefusals; }
 
 std::vector<int> DoorWatch::ended() {
   const std::lock_guard lock(mutex_);
   if (Clock::now() >= next_look_) {
-    look(State::kReached, Deadline::after(kDoorPatience));
+    look(Deadline::after(kLookPatience));
     next_look_ = Clock::now() + kBetweenLooks;
   }
   std::vector<int> ranks;
   for (const Entry& entry : entries_) {
-    if (entry.state == State::kEnded) {
+    if (has_ended(entry)) {
       ranks.push_back(entry.neighbour.rank);
     }
   }
   return ranks;
 }
 
-// Tries the doors in that state. What they say leads from there to another one, or nowhere.
-void DoorWatch::look(State from, const Deadline& deadline) {
+void DoorWatch::look(const Deadline& deadline) {
   struct Attempt {
     Entry* entry;
     UniqueFd socket;
   };
   std::vector<Attempt> attempts;
-  const auto settle = [&](Entry& entry, int error) {
-    if (from == State::kUnknown && error == 0) {
-      entry.state = State::kReached;
-    } else if (from == State::kReached && error == ECONNREFUSED) {
-      entry.state = State::kEnded;
-    }
+  const auto take = [](Entry& entry, int error) {
+    entry.n_refusals = error == ECONNREFUSED ? entry.n_refusals + 1 : 0;
   };
   for (Entry& entry : entries_) {
-    if (entry.state != from) {
+    if (!entry.is_known || has_ended(entry)) {
       continue;
     }
     const Door& door = entry.neighbour.door;
@@ -68,7 +75,7 @@ void DoorWatch::look(State from, const Deadline& deadline) {
     if (UniqueFd socket = begin_connect(door.address, door.key.port, &error)) {
       attempts.push_back({&entry, std::move(socket)});
     } else {
-      settle(entry, error);
+      take(entry, error);
     }
   }
   while (!attempts.empty()) {
@@ -78,17 +85,15 @@ void DoorWatch::look(State from, const Deadline& deadline) {
       polled.push_back({attempt.socket.get(), POLLOUT, 0});
     }
     const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline.remaining());
-    const int ready =
-        left.count() <= 0
-            ? 0
-            : ::poll(polled.data(), polled.size(),
-                     static_cast<int>(std::min<std::int64_t>(left.count(), kDoorPatience.count())));
+    const int ready = left.count() <= 0
+                          ? 0
+                          : ::poll(polled.data(), polled.size(), static_cast<int>(left.count()));
     if (ready <= 0 && (deadline.has_passed() || (ready < 0 && errno != EINTR))) {
       return;
     }
     for (std::size_t i = attempts.size(); ready > 0 && i-- > 0;) {
       if (polled[i].revents != 0) {
-        settle(*attempts[i].entry, connect_error(attempts[i].socket.get()));
+        take(*attempts[i].entry, connect_error(attempts[i].socket.get()));
         attempts.erase(attempts.begin() + static_cast<std::ptrdiff_t>(i));
       }
     }

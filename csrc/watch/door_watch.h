@@ -1,9 +1,9 @@
 // Which processes on other hosts have ended, as far as their doors tell.
 //
 // A connection of a group that closes says little: its process may have given up the group, and
-// live. The door (watch_door.h) stays open as long as the process lives. So a door that could be
-// reached once, and now refuses connections, belongs to one that has ended. One that does not
-// answer at all says nothing: the host may be gone, or the network between.
+// live. The door (watch_door.h) stays open as long as the process lives. So a door behind which
+// somebody knew the nonce, and that now refuses connections twice, belongs to one that has ended.
+// One that does not answer at all says nothing: the host may be gone, or the network between.
 #pragma once
 
 #include <mutex>
@@ -29,18 +29,19 @@ class DoorWatch {
   // answered, at most until the deadline.
   void reach(const Deadline& deadline);
 
-  // The ranks whose processes have ended. Looks at most twice a second, and blocks for a fifth of a
-  // second at most where some do not answer.
+  // The ranks whose processes have ended. Looks at most four times a second, and blocks for a fifth
+  // of a second at most where some do not answer.
   std::vector<int> ended();
 
  private:
-  enum class State { kUnknown, kReached, kEnded };
   struct Entry {
     Neighbour neighbour;
-    State state = State::kUnknown;
+    bool is_known = false;
+    int n_refusals = 0;  // one after the other
   };
 
-  void look(State from, const Deadline& deadline);
+  bool has_ended(const Entry& entry) const;
+  void look(const Deadline& deadline);
 
   std::mutex mutex_;
   std::vector<Entry> entries_;     // guarded by mutex_

@@ -46,23 +46,21 @@ std::string short_list(const std::vector<LateRank>& late) {
                                   : names;
 }
 
-// Whether it is a name of this process, for its host or for others.
-bool names(const std::string& text, const Self& self) {
-  for (const std::string& name :
-       {concat("pid ", self.pid, ')'), concat("pid ", self.pid, " on ", self.host, ')')}) {
+// Whether it is a name of this process: with its host, or without it in what this host says.
+bool names(const std::string& text, bool is_of_this_host, const Self& self) {
+  const auto has = [&](const std::string& name) {
     const std::size_t at = text.find(name);
-    if (at != std::string::npos && at > 0 && std::strchr("( ", text[at - 1]) != nullptr) {
-      return true;
-    }
-  }
-  return false;
+    return at != std::string::npos && at > 0 && std::strchr("( ", text[at - 1]) != nullptr;
+  };
+  return (is_of_this_host && has(concat("pid ", self.pid, ')'))) ||
+         has(concat("pid ", self.pid, " on ", self.host, ')'));
 }
 
 // Whether an answer says so of a thread that does nothing else.
-bool waits_for(const std::string& answer, const Self& self) {
+bool waits_for(const std::string& answer, bool is_of_this_host, const Self& self) {
   std::istringstream lines(answer);
   for (std::string line; std::getline(lines, line);) {
-    if (line.starts_with(kWaits) && names(line, self)) {
+    if (line.starts_with(kWaits) && names(line, is_of_this_host, self)) {
       return true;
     }
   }
@@ -83,9 +81,20 @@ Answer ask_where(const LateRank& rank) {
                       .value_or(Answer());
   if (answer.is_late && rank.state.empty()) {
     answer.text =
-        "did not answer when it was asked where it is: it is stopped, or gets no CPU time";
+        "did not answer when it was asked where it is: it may be stopped, or get no CPU time";
   }
   return answer;
+}
+
+// As far as one can tell without asking them.
+bool are_same(const LateRank& one, const LateRank& other) {
+  if (one.post != 0 || other.post != 0) {
+    return one.post == other.post;
+  }
+  if (one.door || other.door) {
+    return one.door.key.nonce == other.door.key.nonce;
+  }
+  return one.name == other.name;
 }
 
 Self this_process() {
@@ -106,7 +115,7 @@ std::string late_text(const std::vector<LateRank>& late,
     if (!line.empty()) {
       text += '\n' + indented(line, "    ");
     }
-    if (is_blocking && answer && waits_for(*answer, self)) {
+    if (is_blocking && answer && waits_for(*answer, !late[i].door, self)) {
       text += concat("\n    So it waits for this process (pid ", self.pid,
                      "), and this one for it. Do ",
                      "all ranks call the same operations, of the same groups, in the same order?");
@@ -126,7 +135,8 @@ void follow(std::vector<LateRank>& late, const AskWhere& ask_one, const Self& se
   if (late.size() > kMostAsked) {
     late.resize(kMostAsked);
   }
-  for (std::size_t i = 0; i < late.size(); ++i) {
+  const Deadline begin_until = Deadline::after(kPatience);
+  for (std::size_t i = 0; i < late.size() && !begin_until.has_passed(); ++i) {
     Answer answer = ask_one(late[i]);
     if (answer.post != 0 && !asked.insert(answer.post).second) {  // by another way
       late.erase(late.begin() + static_cast<std::ptrdiff_t>(i--));
@@ -134,11 +144,9 @@ void follow(std::vector<LateRank>& late, const AskWhere& ask_one, const Self& se
     }
     bool is_followed = false;
     for (LateRank& next : answer.late) {
-      const auto is_it = [&](const LateRank& known) {
-        return known.name == next.name || (next.post != 0 && known.post == next.post);
-      };
+      const auto is_it = [&](const LateRank& known) { return are_same(known, next); };
       if (late.size() < kMostAsked + kMostFollowed && asked.count(next.post) == 0 &&
-          !names(next.name, self) && std::none_of(late.begin(), late.end(), is_it)) {
+          !names(next.name, !late[i].door, self) && std::none_of(late.begin(), late.end(), is_it)) {
         late.push_back(std::move(next));
         is_followed = true;
       }

@@ -2,19 +2,24 @@
 //
 // Note [Doors]
 // A post (watch_post.h) can only be asked on its own host. A process with a group that spans hosts
-// opens a door, too: a TCP port behind which the post's thread sits. Who comes shows the nonce,
-// which only ranks of the group know, and may ask for another post of the same host: of a rank that
-// the asked one waits for, whose own door the asker need not know. Whoever has no nonce is sent
-// away after half a second at most. When a large job waits for one rank, all its hosts may ask at
-// once: what was said a second ago is said again.
+// opens a door, too: a TCP port and a thread that asks the post for whoever comes. Who comes shows
+// the nonce, which only ranks of the group know, and may ask for another post of the same host: of
+// a rank that the asked one waits for, whose own door the asker need not know. The post's thread
+// waits for nobody, so that two doors may ask each other's posts. Whoever shows no nonce is sent
+// away after half a second, and keeps nobody else from being heard. When a large job waits for one
+// rank, all its hosts may ask at once: what was said a second ago is said again.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
-#include <functional>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
+#include <thread>
+#include <vector>
 
+#include "core/closed_in_child.h"
 #include "core/deadline.h"
 #include "core/unique_fd.h"
 #include "core/watch_door.h"
@@ -22,28 +27,55 @@
 
 namespace horon {
 
-struct OpenDoor {
-  // What was said there, and when.
+// Thread safety: none but that of those who come.
+class WatchDoor {
+ public:
+  // Of the process with that post. Throws Error where the system allows no such socket, or no more
+  // threads.
+  explicit WatchDoor(std::uint64_t post);
+  // In a forked child, which does not have the thread, nothing is awaited.
+  ~WatchDoor();
+  WatchDoor(const WatchDoor&) = delete;
+  WatchDoor& operator=(const WatchDoor&) = delete;
+
+  const DoorKey& key() const { return key_; }
+
+ private:
+  struct Guest;
   struct Said {
     Clock::time_point at{};
     bool is_late = false;
     std::string message;
   };
 
-  UniqueFd listener;
-  DoorKey key;
-  std::map<std::uint64_t, Said> said;  // by post; belongs to who answers
+  void serve();
+  void let_in(std::vector<Guest>* guests) const;
+  // Whether that guest need not be waited for any more.
+  bool hear(Guest& guest);
+  void answer(const Guest& guest);
+  // Null where that post can not be asked here.
+  const Said* what_to_say(std::uint64_t post);
+
+  const std::uint32_t fork_generation_;
+  const std::uint64_t post_;
+  DoorKey key_;
+  UniqueFd listener_;
+  UniqueFd stop_;                       // an eventfd
+  std::map<std::uint64_t, Said> said_;  // by post; belongs to the thread
+  std::vector<std::unique_ptr<ClosedInChild>> guards_;
+  std::thread thread_;
 };
-
-// Throws Error.
-OpenDoor open_door();
-
-// Lets in who has come, if anybody has; whether that one got an answer. `own`: the post behind the
-// door; `tell()`: what that says, as encode_answer(). Other posts are asked for it.
-bool answer_at(OpenDoor& door, std::uint64_t own, const std::function<std::string()>& tell);
 
 // What the process with that door says, or another one of its host, that with the post (unless that
 // is 0). Nothing if it can not be reached.
 std::optional<Answer> ask_at(const Door& door, std::uint64_t post, const Deadline& deadline);
+
+// What is said of a process through its door, told to other hosts: names of ranks get the host, and
+// doors that lead nowhere from there are left out. Pure.
+Answer for_other_hosts(Answer answer, const std::string& host);
+
+// Which of the doors are what they should be: someone there knows the nonce. All are tried at once,
+// and what has not answered by the deadline is not.
+std::vector<bool> are_open(const std::vector<Door>& doors, const Deadline& deadline);
 
 }  // namespace horon

@@ -54,9 +54,9 @@ WatchPost::WatchPost(Tell tell)
       tell_(std::move(tell)),
       number_(std::max<std::uint64_t>(random_nonce(), 1)),
       listener_(listen_on(name_of(number_))),
-      wake_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
-  HORON_CHECK(wake_, system_error_text("eventfd", errno));
-  for (const UniqueFd* fd : {&listener_, &wake_}) {
+      stop_(::eventfd(0, EFD_CLOEXEC)) {
+  HORON_CHECK(stop_, system_error_text("eventfd", errno));
+  for (const UniqueFd* fd : {&listener_, &stop_}) {
     guards_.push_back(std::make_unique<ClosedInChild>(fd->get()));
   }
   thread_ = start_thread([this] { serve(); });
@@ -65,42 +65,31 @@ WatchPost::WatchPost(Tell tell)
 WatchPost::~WatchPost() {
   if (fork_generation_ != fork_generation()) {
     thread_.detach();
-    // All are closed, and their numbers may be somebody else's by now.
+    // Both are closed, and their numbers may be somebody else's by now.
     (void)new (std::nothrow) UniqueFd(std::move(listener_));
-    (void)new (std::nothrow) UniqueFd(std::move(wake_));
-    (void)new (std::nothrow) std::optional<OpenDoor>(std::move(door_));
+    (void)new (std::nothrow) UniqueFd(std::move(stop_));
     return;
   }
-  is_over_ = true;
-  wake();
-  thread_.join();
-}
-
-void WatchPost::wake() const {
+  door_.reset();
   const std::uint64_t one = 1;
-  [[maybe_unused]] const ssize_t written = ::write(wake_.get(), &one, sizeof one);
+  [[maybe_unused]] const ssize_t written = ::write(stop_.get(), &one, sizeof one);
+  thread_.join();
 }
 
 DoorKey WatchPost::open_door() {
   const std::lock_guard lock(door_mutex_);
   if (!door_) {
-    door_ = horon::open_door();
-    guards_.push_back(std::make_unique<ClosedInChild>(door_->listener.get()));
-    seen_ = &*door_;
-    wake();
+    door_ = std::make_unique<WatchDoor>(number_);
   }
-  return door_->key;
+  return door_->key();
 }
 
 void WatchPost::serve() {
   name_this_thread("horon-watch");
   while (true) {
-    OpenDoor* const door = seen_;
-    pollfd entries[] = {{listener_.get(), POLLIN, 0},
-                        {wake_.get(), POLLIN, 0},
-                        {door == nullptr ? -1 : door->listener.get(), POLLIN, 0}};
-    const int ready = ::poll(entries, 3, -1);
-    if (is_over_) {
+    pollfd entries[] = {{listener_.get(), POLLIN, 0}, {stop_.get(), POLLIN, 0}};
+    const int ready = ::poll(entries, 2, -1);
+    if (ready > 0 && entries[1].revents != 0) {
       return;
     }
     if (ready < 0 && errno != EINTR) {
@@ -109,15 +98,8 @@ void WatchPost::serve() {
     if (ready <= 0) {
       continue;
     }
-    std::uint64_t count = 0;
-    [[maybe_unused]] const ssize_t read = ::read(wake_.get(), &count, sizeof count);
     try {
-      if (entries[0].revents != 0) {
-        let_in(listener_.get());
-      }
-      if (entries[2].revents != 0) {
-        answer_at(*door, number_, [this] { return tell(); });
-      }
+      let_in();
     } catch (const std::exception&) {
       std::this_thread::sleep_for(
           kLeastSample);  // no descriptor or memory is left: there may be later
@@ -125,8 +107,8 @@ void WatchPost::serve() {
   }
 }
 
-void WatchPost::let_in(int listener) const {
-  const UniqueFd socket = accept_until(listener, Deadline::after(kLeastSample));
+void WatchPost::let_in() const {
+  const UniqueFd socket = accept_until(listener_.get(), Deadline::after(kLeastSample));
   if (socket && may_ask(peer_credentials(socket.get()).uid, ::getuid())) {
     const std::string message = tell();
     // Whoever has gone meanwhile does not get it.

@@ -6,7 +6,6 @@
 
 #include <sys/types.h>
 
-#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -46,19 +45,16 @@ class WatchPost {
 
  private:
   void serve();
-  void let_in(int listener) const;
+  void let_in() const;
   std::string tell() const;
-  void wake() const;
 
   const std::uint32_t fork_generation_;
   const Tell tell_;
   std::uint64_t number_ = 0;
   UniqueFd listener_;
-  UniqueFd wake_;  // an eventfd
-  std::atomic<bool> is_over_{false};
+  UniqueFd stop_;  // an eventfd
   std::mutex door_mutex_;
-  std::optional<OpenDoor> door_;          // guarded by door_mutex_
-  std::atomic<OpenDoor*> seen_{nullptr};  // the same, for the thread, once it is there
+  std::unique_ptr<WatchDoor> door_;  // guarded by door_mutex_
   std::vector<std::unique_ptr<ClosedInChild>> guards_;
   std::thread thread_;
 };

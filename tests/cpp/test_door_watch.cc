@@ -43,7 +43,13 @@ TEST_CASE("door watch: a door that could never be reached says nothing") {
     WatchPost post({});
     key = post.open_door();
   }
-  DoorWatch watch({{1, {"127.0.0.1", key}}, {2, {"", {1, 1}}}, {3, {"127.0.0.1", {}}}, {4, {}}});
+  WatchPost other({});  // somebody listens, and does not know the nonce
+  const DoorKey strange{1, other.open_door().port};
+  DoorWatch watch({{5, {"127.0.0.1", strange}},
+                   {1, {"127.0.0.1", key}},
+                   {2, {"", {1, 1}}},
+                   {3, {"127.0.0.1", {}}},
+                   {4, {}}});
   watch.reach(patient());
   REQUIRE(watch.ended().empty());
   std::this_thread::sleep_for(std::chrono::milliseconds(600));  // as long as between two looks

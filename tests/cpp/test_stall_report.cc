@@ -69,6 +69,12 @@ TEST_CASE("stall report: two that wait for each other are told so") {
   REQUIRE(is_told("waits in a, for rank 5 (global rank 1, pid 7), since 1 s", 7));
   REQUIRE(is_told("waits in a, for rank 5 (pid 7 on here), since 1 s", 7));
   REQUIRE_FALSE(is_told("waits in a, for rank 5 (pid 7 on there), since 1 s", 7));
+  LateRank remote = late_number(1);  // where another process may have the same number
+  remote.door = {"10.0.0.2", {5, 80}};
+  REQUIRE(late_text({remote}, {waits}, true, {7, "here"}).find(kCircle) == std::string::npos);
+  REQUIRE(
+      late_text({remote}, {"waits in a, for rank 0 (pid 7 on here), since 1 s"}, true, {7, "here"})
+          .find(kCircle) != std::string::npos);
   REQUIRE_FALSE(is_told(waits, 77));
   REQUIRE_FALSE(is_told(waits, 70));
   REQUIRE_FALSE(is_told("waits in a, for rank 5 (pid 77)", 7));

@@ -1,5 +1,7 @@
 #include "watch/watch_post.h"
 
+#include <poll.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -152,13 +154,45 @@ TEST_CASE("watch door: whoever asks at the same time as others gets the same ans
   REQUIRE(n_told < 12);
 }
 
-TEST_CASE("watch door: nobody is let in without the nonce, and who says nothing is sent away") {
+TEST_CASE("watch door: two that ask for each other's posts get answers") {
+  WatchPost one([](const Deadline&) { return std::string("the one"); });
+  WatchPost other([](const Deadline&) { return std::string("the other"); });
+  const Door doors[] = {{"127.0.0.1", one.open_door()}, {"127.0.0.1", other.open_door()}};
+  require_no_errors(run_ranks(2, [&](int rank) {
+    const auto answer = ask_at(doors[rank], rank == 0 ? other.number() : one.number(), patient());
+    expect(has_said(answer, rank == 0 ? "the other" : "the one"));
+  }));
+}
+
+TEST_CASE("watch door: other hosts get names with the host, and no door that leads nowhere") {
+  Answer answer;
+  answer.text = "waits in a, for rank 1 (pid 7), rank 2 (pid 8 on b), since 2 s. More (pid 7)";
+  answer.late = {{"rank 1 (pid 7)", 1, ""}, {"rank 2 (pid 8 on b)", 0, "", {"10.0.0.2", {5, 80}}}};
+  answer.late.push_back({"rank 3 (pid 9 on c)", 0, "", {"127.0.0.1", {6, 80}}});
+  answer = for_other_hosts(answer, "a");
+  REQUIRE(answer.text ==
+          "waits in a, for rank 1 (pid 7 on a), rank 2 (pid 8 on b), since 2 s. More (pid 7)");
+  REQUIRE(answer.late[0].name == "rank 1 (pid 7 on a)");
+  REQUIRE(answer.late[1].name == "rank 2 (pid 8 on b)");
+  REQUIRE(answer.late[1].door);
+  REQUIRE_FALSE(answer.late[2].door);
+}
+
+TEST_CASE("watch door: nobody is let in without the nonce, and who says nothing disturbs nobody") {
   WatchPost post({});
   const DoorKey key = post.open_door();
   REQUIRE_FALSE(ask_at({"127.0.0.1", {key.nonce + 1, key.port}}, 0, patient()).has_value());
-  const UniqueFd silent = begin_connect("127.0.0.1", key.port);
-  REQUIRE(silent);
+  std::vector<UniqueFd> silent;
+  for (int i = 0; i < 100; ++i) {
+    silent.push_back(begin_connect("127.0.0.1", key.port));
+    REQUIRE(silent.back());
+  }
   REQUIRE(has_said(ask_at({"127.0.0.1", key}, 0, patient()), "% of a core."));
+  char byte = 0;
+  for (const UniqueFd& socket : silent) {  // all are sent away
+    REQUIRE(wait_for_socket(socket.get(), POLLIN, patient_context()));
+    REQUIRE(::recv(socket.get(), &byte, 1, 0) == 0);
+  }
   REQUIRE_FALSE(ask_at({"127.0.0.1", key}, post.number() + 1, patient()).has_value());
 }
 
@@ -179,11 +213,14 @@ TEST_CASE("watch door: who does not answer in time is there all the same") {
     }
     return std::string();
   });
-  const auto answer = ask_at({"127.0.0.1", post.open_door()}, 0, soon());
+  const Door door{"127.0.0.1", post.open_door()};
+  for (const Deadline& deadline : {soon(), patient()}) {  // before the door gives up, and after
+    const auto answer = ask_at(door, 0, deadline);
+    REQUIRE(answer.has_value());
+    REQUIRE_FALSE(answer->text.has_value());
+    REQUIRE(answer->is_late);
+  }
   may_go = true;
-  REQUIRE(answer.has_value());
-  REQUIRE_FALSE(answer->text.has_value());
-  REQUIRE(answer->is_late);
 }
 
 TEST_CASE("watch post: a forked child has none, and does not disturb its parent's") {

