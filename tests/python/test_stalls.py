@@ -344,9 +344,11 @@ def _stopped_on_another_host(rank: int, world_size: int, path: str) -> None:
     if rank == 0:
         pid = int(store().get("pid"))
         os.kill(pid, signal.SIGSTOP)
+        store().set("go", "")
         threading.Timer(2 * _LATE_S, os.kill, (pid, signal.SIGCONT)).start()
     else:
         store().set("pid", str(os.getpid()))
+        store().wait(["go"])  # and so is stopped before the barrier
     dist.barrier()
     dist.destroy_process_group()
 
