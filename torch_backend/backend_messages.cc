@@ -29,7 +29,7 @@ class GlooMessageWork final : public HoronWork {
       std::exception_ptr error;
       try {
         // Gloo knows the time that was left to meet.
-        inner_->wait(timeout == c10d::kNoTimeout ? group_timeout_ : timeout);
+        inner_->wait(timeout == kNoTimeout ? group_timeout_ : timeout);
         collective_.finish();
       } catch (...) {
         error = std::current_exception();

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstring>
 #include <new>
 #include <utility>
 
@@ -66,8 +67,7 @@ void replace_all(std::string& text, const std::string& what, const std::string& 
 struct WatchDoor::Guest {
   UniqueFd socket;
   Deadline until;
-  Question question = {};
-  std::size_t received = 0;  // bytes of the question
+  std::string heard = {};  // of the question
 };
 
 WatchDoor::WatchDoor(std::uint64_t post)
@@ -136,17 +136,17 @@ void WatchDoor::let_in(std::vector<Guest>* guests) const {
 }
 
 bool WatchDoor::hear(Guest& guest) {
-  auto* const at = reinterpret_cast<std::byte*>(&guest.question) + guest.received;
+  char bytes[sizeof(Question)];
   const ssize_t received =
-      ::recv(guest.socket.get(), at, sizeof guest.question - guest.received, MSG_DONTWAIT);
+      ::recv(guest.socket.get(), bytes, sizeof bytes - guest.heard.size(), MSG_DONTWAIT);
   if (received < 0 && would_block()) {
     return guest.until.has_passed();
   }
   if (received <= 0) {
     return true;
   }
-  guest.received += static_cast<std::size_t>(received);
-  if (guest.received < sizeof guest.question) {
+  guest.heard.append(bytes, static_cast<std::size_t>(received));
+  if (guest.heard.size() < sizeof(Question)) {
     return guest.until.has_passed();
   }
   try {
@@ -158,7 +158,8 @@ bool WatchDoor::hear(Guest& guest) {
 }
 
 void WatchDoor::answer(const Guest& guest) {
-  const Question& question = guest.question;
+  Question question;
+  std::memcpy(&question, guest.heard.data(), sizeof question);
   if (question.magic != kDoorMagic || question.nonce != key_.nonce) {
     return;
   }
@@ -194,7 +195,7 @@ const WatchDoor::Said* WatchDoor::what_to_say(std::uint64_t post) {
   said.is_late = heard->is_late;
   if (heard->text) {
     Answer answer = for_other_hosts(std::move(*heard), this_host());
-    said.message = encode_answer(std::move(*answer.text), answer.late);
+    said.message = encode_answer(std::move(answer.text).value_or(""), answer.late);
   }
   said.at = Clock::now();
   return &(said_[post] = std::move(said));
