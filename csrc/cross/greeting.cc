@@ -15,6 +15,7 @@
 #include "core/log.h"
 #include "core/random_nonce.h"
 #include "core/rank_list.h"
+#include "core/this_host.h"
 #include "net/tcp_socket.h"
 
 namespace horon {
@@ -58,7 +59,7 @@ Greeting greet(std::uint64_t nonce, const Introduction& own) {
   greeting.number = own.number;
   greeting.door_port = own.door.port;
   greeting.door_nonce = own.door.nonce;
-  ::gethostname(greeting.host, sizeof greeting.host - 1);
+  this_host().copy(greeting.host, sizeof greeting.host - 1);
   return greeting;
 }
 

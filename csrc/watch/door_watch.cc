@@ -1,13 +1,7 @@
 #include "watch/door_watch.h"
 
-#include <poll.h>
-
-#include <algorithm>
-#include <cerrno>
 #include <utility>
 
-#include "core/unique_fd.h"
-#include "net/tcp_socket.h"
 #include "watch/watch_door.h"
 
 namespace horon {
@@ -27,17 +21,27 @@ DoorWatch::DoorWatch(std::vector<Neighbour> neighbours) {
   }
 }
 
+// Looks at the doors of those that are wanted.
+template <typename IsWanted, typename Take>
+void DoorWatch::look(const IsWanted& is_wanted, const Deadline& deadline, const Take& take) {
+  std::vector<Entry*> wanted;
+  std::vector<Door> doors;
+  for (Entry& entry : entries_) {
+    if (is_wanted(entry)) {
+      wanted.push_back(&entry);
+      doors.push_back(entry.neighbour.door);
+    }
+  }
+  const std::vector<DoorState> states = look_at(doors, deadline);
+  for (std::size_t i = 0; i < wanted.size(); ++i) {
+    take(*wanted[i], states[i]);
+  }
+}
+
 void DoorWatch::reach(const Deadline& deadline) {
   const std::lock_guard lock(mutex_);
-  std::vector<Door> doors;
-  doors.reserve(entries_.size());
-  for (const Entry& entry : entries_) {
-    doors.push_back(entry.neighbour.door);
-  }
-  const std::vector<bool> open = are_open(doors, deadline);
-  for (std::size_t i = 0; i < entries_.size(); ++i) {
-    entries_[i].is_known = open[i];
-  }
+  look([](const Entry&) { return true; }, deadline,
+       [](Entry& entry, DoorState state) { entry.is_known = state == DoorState::kOpen; });
 }
 
 bool DoorWatch::has_ended(const Entry& entry) const { return entry.n_refusals >= kRefusals; }
@@ -45,7 +49,11 @@ bool DoorWatch::has_ended(const Entry& entry) const { return entry.n_refusals >=
 std::vector<int> DoorWatch::ended() {
   const std::lock_guard lock(mutex_);
   if (Clock::now() >= next_look_) {
-    look(Deadline::after(kLookPatience));
+    look([&](const Entry& entry) { return entry.is_known && !has_ended(entry); },
+         Deadline::after(kLookPatience),
+         [](Entry& entry, DoorState state) {
+           entry.n_refusals = state == DoorState::kRefused ? entry.n_refusals + 1 : 0;
+         });
     next_look_ = Clock::now() + kBetweenLooks;
   }
   std::vector<int> ranks;
@@ -55,49 +63,6 @@ std::vector<int> DoorWatch::ended() {
     }
   }
   return ranks;
-}
-
-void DoorWatch::look(const Deadline& deadline) {
-  struct Attempt {
-    Entry* entry;
-    UniqueFd socket;
-  };
-  std::vector<Attempt> attempts;
-  const auto take = [](Entry& entry, int error) {
-    entry.n_refusals = error == ECONNREFUSED ? entry.n_refusals + 1 : 0;
-  };
-  for (Entry& entry : entries_) {
-    if (!entry.is_known || has_ended(entry)) {
-      continue;
-    }
-    const Door& door = entry.neighbour.door;
-    int error = 0;
-    if (UniqueFd socket = begin_connect(door.address, door.key.port, &error)) {
-      attempts.push_back({&entry, std::move(socket)});
-    } else {
-      take(entry, error);
-    }
-  }
-  while (!attempts.empty()) {
-    std::vector<pollfd> polled;
-    polled.reserve(attempts.size());
-    for (const Attempt& attempt : attempts) {
-      polled.push_back({attempt.socket.get(), POLLOUT, 0});
-    }
-    const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline.remaining());
-    const int ready = left.count() <= 0
-                          ? 0
-                          : ::poll(polled.data(), polled.size(), static_cast<int>(left.count()));
-    if (ready <= 0 && (deadline.has_passed() || (ready < 0 && errno != EINTR))) {
-      return;
-    }
-    for (std::size_t i = attempts.size(); ready > 0 && i-- > 0;) {
-      if (polled[i].revents != 0) {
-        take(*attempts[i].entry, connect_error(attempts[i].socket.get()));
-        attempts.erase(attempts.begin() + static_cast<std::ptrdiff_t>(i));
-      }
-    }
-  }
 }
 
 }  // namespace horon

@@ -41,7 +41,8 @@ class DoorWatch {
   };
 
   bool has_ended(const Entry& entry) const;
-  void look(const Deadline& deadline);
+  template <typename IsWanted, typename Take>
+  void look(const IsWanted& is_wanted, const Deadline& deadline, const Take& take);
 
   std::mutex mutex_;
   std::vector<Entry> entries_;     // guarded by mutex_

@@ -13,6 +13,7 @@
 
 #include "core/error.h"
 #include "core/log.h"
+#include "core/this_host.h"
 #include "core/thread_name.h"
 #include "watch/watch_door.h"
 #include "watch/watch_post.h"
@@ -97,11 +98,7 @@ bool are_same(const LateRank& one, const LateRank& other) {
   return one.name == other.name;
 }
 
-Self this_process() {
-  char host[65] = {};  // as Greeting has it
-  ::gethostname(host, 63);
-  return {::getpid(), host};
-}
+Self this_process() { return {::getpid(), this_host()}; }
 
 }  // namespace
 

@@ -14,6 +14,7 @@
 #include "core/error.h"
 #include "core/fork_guard.h"
 #include "core/random_nonce.h"
+#include "core/this_host.h"
 #include "core/thread_name.h"
 #include "core/wait_context.h"
 #include "net/tcp_socket.h"
@@ -44,12 +45,6 @@ struct ReplyHead {
   std::uint32_t is_late = 0;
   std::uint32_t bytes = 0;  // that follow
 };
-
-std::string this_host() {
-  char host[65] = {};
-  ::gethostname(host, 63);  // as a greeting has it
-  return host;
-}
 
 bool is_loopback(const std::string& address) {
   return address == "::1" || address.starts_with("127.") || address.starts_with("::ffff:127.");
@@ -256,33 +251,45 @@ std::optional<Answer> ask_at(const Door& door, std::uint64_t post, const Deadlin
   return answer;
 }
 
-std::vector<bool> are_open(const std::vector<Door>& doors, const Deadline& deadline) {
+std::vector<DoorState> look_at(const std::vector<Door>& doors, const Deadline& deadline) {
   struct Attempt {
     std::size_t index = 0;
     UniqueFd socket;
     bool has_asked = false;
   };
-  std::vector<bool> answers(doors.size(), false);
+  std::vector<DoorState> states(doors.size(), DoorState::kUnknown);
   std::vector<Attempt> attempts;
+  const auto take_error = [&](std::size_t index, int error) {
+    states[index] = error == ECONNREFUSED ? DoorState::kRefused : DoorState::kUnknown;
+  };
   for (std::size_t i = 0; i < doors.size(); ++i) {
-    if (UniqueFd socket = begin_connect(doors[i].address, doors[i].key.port)) {
+    int error = 0;
+    if (UniqueFd socket = begin_connect(doors[i].address, doors[i].key.port, &error)) {
       attempts.push_back({i, std::move(socket)});
+    } else {
+      take_error(i, error);
     }
   }
   // Whether that is over.
   const auto go_on = [&](Attempt& attempt) {
     const int socket = attempt.socket.get();
     if (!attempt.has_asked) {
+      attempt.has_asked = true;
+      if (const int error = connect_error(socket); error != 0) {
+        take_error(attempt.index, error);
+        return true;
+      }
       Question question;
       question.nonce = doors[attempt.index].key.nonce;
       question.post = kIsAnybodyThere;
-      attempt.has_asked = true;
-      return connect_error(socket) != 0 || ::send(socket, &question, sizeof question,
-                                                  MSG_NOSIGNAL | MSG_DONTWAIT) != sizeof question;
+      return ::send(socket, &question, sizeof question, MSG_NOSIGNAL | MSG_DONTWAIT) !=
+             sizeof question;
     }
     ReplyHead head;
     const ssize_t received = ::recv(socket, &head, sizeof head, MSG_DONTWAIT);
-    answers[attempt.index] = received == sizeof head && head.magic == kDoorMagic && head.post != 0;
+    if (received == sizeof head && head.magic == kDoorMagic && head.post != 0) {
+      states[attempt.index] = DoorState::kOpen;
+    }
     return true;
   };
   while (!attempts.empty() && !deadline.has_passed()) {
@@ -302,7 +309,7 @@ std::vector<bool> are_open(const std::vector<Door>& doors, const Deadline& deadl
       }
     }
   }
-  return answers;
+  return states;
 }
 
 }  // namespace horon

@@ -74,8 +74,13 @@ std::optional<Answer> ask_at(const Door& door, std::uint64_t post, const Deadlin
 // doors that lead nowhere from there are left out. Pure.
 Answer for_other_hosts(Answer answer, const std::string& host);
 
-// Which of the doors are what they should be: someone there knows the nonce. All are tried at once,
-// and what has not answered by the deadline is not.
-std::vector<bool> are_open(const std::vector<Door>& doors, const Deadline& deadline);
+enum class DoorState {
+  kOpen,     // somebody there knows the nonce
+  kRefused,  // nobody listens there
+  kUnknown,  // anything else: no answer by the deadline, no way there, a stranger
+};
+
+// All are looked at at once.
+std::vector<DoorState> look_at(const std::vector<Door>& doors, const Deadline& deadline);
 
 }  // namespace horon

@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from horon import (
     _C,
-    _backend,  # (registers its own goodbye at exit, which has to come after ours)
+    _backend,  # registers its own goodbye at exit, which has to come after ours
     _register,
 )
 from horon._joined import tell_launcher
