@@ -49,6 +49,13 @@ def shm_entries() -> set[str]:
     return entries
 
 
+def _what_it_is(process: psutil.Process) -> str:
+    try:
+        return f"{process.pid} {process.status()}: {' '.join(process.cmdline())}"
+    except psutil.Error as error:  # it has just ended, or nobody waits for it
+        return str(error)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def nothing_left_behind() -> Iterator[None]:
     """Ends the pool after the last test; then no process and no shared memory may be left that was not there before."""
@@ -59,7 +66,7 @@ def nothing_left_behind() -> Iterator[None]:
     while time.monotonic() < deadline and psutil.Process().children(recursive=True):
         time.sleep(0.05)
     left = psutil.Process().children(recursive=True)
-    assert not left, f"processes left behind: {[(p.pid, p.cmdline()) for p in left]}"
+    assert not left, f"processes left behind: {[_what_it_is(one) for one in left]}"
     new = shm_entries() - before
     if harness.on_gloo():
         new = {name for name in new if "horon" in name.lower()}

@@ -445,7 +445,7 @@ def test_the_store_was_in_the_rank_that_died(tmp_path: Path) -> None:
 
 def test_the_example(tmp_path: Path) -> None:
     example = Path(__file__).parents[2] / "examples" / "digits_survivors.py"
-    command = [sys.executable, "-m", "horon.runner.launch", "-np", "3", "--min-np", "2", sys.executable, "-u"]
+    command = [sys.executable, "-m", "horon.runner.launch", "-np", "3", "--min-np", "2", sys.executable]
     process = subprocess.Popen(
         [*command, str(example), "--epochs", "6", "--pause", "0.01"],
         cwd=tmp_path,
@@ -458,12 +458,19 @@ def test_the_example(tmp_path: Path) -> None:
     guard = threading.Timer(150, process.kill)  # its ranks end with it
     guard.start()
     assert process.stdout is not None
-    for line in process.stdout:
-        lines.append(line)
-        if line.startswith("epoch 2"):
-            (victim,) = (one for one in lines if one.startswith("rank 0 is process"))
-            os.kill(int(victim.split()[-1]), signal.SIGKILL)
-    guard.cancel()
+    try:
+        for line in process.stdout:
+            lines.append(line)
+            if line.startswith("epoch 2"):
+                victim = re.search(r"rank 0 is process (\d+)", "".join(lines))
+                assert victim is not None, lines
+                os.kill(int(victim[1]), signal.SIGKILL)
+    except BaseException:
+        process.kill()
+        process.wait()
+        raise
+    finally:
+        guard.cancel()
     text = "".join(lines)
     assert process.wait() == 0, text
     assert "epoch 2, 3 ranks" in text and "epoch 6, 2 ranks" in text, text
