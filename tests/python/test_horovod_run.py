@@ -76,7 +76,7 @@ def test_options_that_take_others_back_and_options_without_a_meaning() -> None:
     from horon.runner.launch import plan
 
     line = "-np 1 --autotune --no-stall-check --no-autotune --stall-check --autotune-log-file x --torus-allreduce"
-    line += " --log-level INFO --prefix-output-with-timestamp --no-hierarchical-allgather train --no-stall-check"
+    line += " --log-level INFO --log-hide-timestamp --no-hierarchical-allgather train --no-stall-check"
     job = plan(line.split())
     assert job.environment == {"HOROVOD_LOG_LEVEL": "INFO"}
     assert job.command == ["train", "--no-stall-check"]
@@ -114,14 +114,15 @@ def test_command_lines_that_are_refused(line: str, complaint: str, capsys: pytes
 
 
 def test_variables_of_a_process() -> None:
-    from horon.runner._child import horovod_variables, output_folder
+    from horon.runner._child import horovod_variables
+    from horon.runner._outputs import folder_of
     from horon.runner._processes import threads_for
 
     torchruns = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "3", "LOCAL_WORLD_SIZE": "4"}
     found = horovod_variables({**torchruns, "GROUP_RANK": "0", "GROUP_WORLD_SIZE": "1"})
     assert [found[f"HOROVOD_{name}"] for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")] == ["3", "4", "3", "4"]
     assert (found["HOROVOD_CROSS_RANK"], found["HOROVOD_CROSS_SIZE"]) == ("0", "1")
-    assert output_folder("out", 3, 16) == Path("out/rank.03")
+    assert folder_of("out", 3, 16) == Path("out/rank.03")
     assert [threads_for(16, n) for n in (1, 4, 5, 16, 100)] == [16, 4, 3, 1, 1]
 
 
@@ -312,15 +313,6 @@ def test_horonrun(tmp_path: Path) -> None:
     assert "(in 2 processes)" in err
     assert "Warning" not in err
     assert "failed to bind" not in err
-
-
-def test_horonrun_writes_to_files(tmp_path: Path) -> None:
-    process = _start(tmp_path, options=("--output-filename", "out"))
-    out, err = _finish(process)
-    assert (process.returncode, out) == (0, ""), err
-    for rank in (0, 1):
-        assert (tmp_path / "out" / f"rank.{rank}" / "stdout").read_text() == f"rank {rank} of 2: [2.0, 2.0, 2.0]\n"
-        assert (tmp_path / "out" / f"rank.{rank}" / "stderr").exists()
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,6 @@ import signal
 import stat
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -102,46 +101,12 @@ def test_what_is_no_report_is_passed_on_at_once() -> None:
     assert Splitter().feed(b"epoch 3: ") == (b"epoch 3: ", [])
 
 
-def test_lines_of_hosts_are_not_mixed() -> None:
-    from horon.runner._reports import Lines
-
-    lines = Lines()
-    assert lines.feed(b"epoch") == b""
-    assert lines.feed(b" 1\nepoch") == b"epoch 1\n"
-    assert lines.feed(b" 2 10%\r 2 20%") == b"epoch 2 10%\r"
-    assert lines.feed(b"x" * 70_000) == b" 2 20%" + b"x" * 70_000
-    assert lines.feed(b"last") == b""
-    assert lines.rest() == b"last"
-
-
 def test_paths_for_another_host_begin_at_the_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from horon.runner._fleet import for_python
 
     monkeypatch.chdir(tmp_path)
     given = {"PYTHONPATH": f"src{os.pathsep}/lib", "LD_LIBRARY_PATH": "", "HOME": "/h"}
     assert for_python(given) == {"PYTHONPATH": f"{tmp_path}/src{os.pathsep}/lib"}
-
-
-def test_output_that_nobody_takes_or_takes_slowly() -> None:
-    from horon.runner._fleet import _write
-
-    _write(None, b"closed")
-    reading, writing = os.pipe()
-    os.set_blocking(writing, False)
-    data, seen = bytes(range(256)) * 4096, bytearray()  # more than a pipe holds
-
-    def read_slowly() -> None:
-        while piece := os.read(reading, 1 << 14):
-            seen.extend(piece)
-            time.sleep(0.001)
-
-    reader = threading.Thread(target=read_slowly)
-    reader.start()
-    with os.fdopen(writing, "w") as stream:
-        _write(stream, data)
-    reader.join()
-    os.close(reading)
-    assert seen == data
 
 
 def test_how_ssh_is_called() -> None:
@@ -570,13 +535,41 @@ def test_hosts_that_do_not_find_the_first_one(
 
 
 def test_output_goes_to_files_of_each_host(tmp_path: Path, path_with_ssh: str) -> None:
-    process = _start(tmp_path, path_with_ssh, "localhost:1,near:1", options=("--output-filename", "out", "--verbose"))
+    options = ("--output-filename", "out", "--verbose", "--tag-output")
+    process = _start(tmp_path, path_with_ssh, "localhost:1,near:1", options=options)
     out, err = _finish(process)
-    assert (process.returncode, out) == (0, "Welcome to near\n"), err
+    assert process.returncode == 0, err
+    shown = sorted(line for line in out.splitlines() if line != "Welcome to near")
     for rank in (0, 1):
         text = (tmp_path / "out" / f"rank.{rank}" / "stdout").read_text()
         assert text.startswith(f"{rank} 2 0 1 {rank} 2 ")
+        assert shown[rank] == f"[{rank}]<stdout>:{text.rstrip()}"
     assert "near 'env " in err
+
+
+def test_a_file_for_the_output_that_can_not_be(tmp_path: Path, path_with_ssh: str) -> None:
+    options = ("--output-filename", "/dev/null/out")
+    process = _start(tmp_path, path_with_ssh, "localhost:1,near:1", options=options)
+    _, err = _finish(process)
+    assert process.returncode == 1
+    assert "the output can not be written to /dev/null/out/rank." in err
+
+
+_PRINTS_FOR_EVER = """
+while True:
+    print("x" * 100)
+"""
+
+
+def test_nobody_reads_what_ranks_print(tmp_path: Path, path_with_ssh: str) -> None:
+    process = _start_lines(tmp_path, path_with_ssh, "localhost:1,near:1", _PRINTS_FOR_EVER)
+    processes = _await_ranks(process, 2)
+    assert process.stdout is not None
+    process.stdout.readline()
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(25) == 128 + signal.SIGTERM  # a launcher that says nothing is killed after 40 s
+    process.stdout.close()
+    _check_all_ended(processes)
 
 
 def _where(base: float) -> tuple[int, int, float]:

@@ -10,11 +10,11 @@ import os
 import signal
 import sys
 from collections.abc import Mapping
-from pathlib import Path
+
+from horon.runner import _outputs
 
 _PR_SET_PDEATHSIG = 1
 
-OUTPUT_VARIABLE = "HORON_RUN_OUTPUT"
 MIN_NP_VARIABLE = "HORON_RUN_MIN_NP"  # the job goes on with so many; not there: with all
 RANKS_PER_HOST_VARIABLE = "HORON_RUN_RANKS_PER_HOST"  # 4,4,2; not there: one host
 
@@ -41,28 +41,18 @@ def horovod_variables(environment: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def output_folder(output: str, rank: int, size: int) -> Path:
-    """Where a rank's stdout and stderr go; ranks have leading zeros, as in Horovod."""
-    return Path(output) / f"rank.{rank:0{len(str(size - 1))}}"
-
-
 def die_with_parent() -> None:
     """This process is ended if the launcher is, by whatever: nobody else would look after it."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
 
 
 def prepare() -> None:
-    """Sets the variables, and redirects the output if that was asked for."""
+    """Sets the variables, and takes the pipes for the output."""
     os.environ.update(horovod_variables(os.environ))
     os.environ.pop(RANKS_PER_HOST_VARIABLE, None)
-    output = os.environ.pop(OUTPUT_VARIABLE, None)
-    if output is not None:
-        folder = output_folder(output, int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
-        folder.mkdir(parents=True, exist_ok=True)
-        for descriptor, name in ((1, "stdout"), (2, "stderr")):
-            file = os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
-            os.dup2(file, descriptor)
-            os.close(file)
+    pipes = os.environ.pop(_outputs.PIPES_VARIABLE, None)
+    if pipes is not None:
+        _outputs.take_pipes(pipes, int(os.environ["LOCAL_RANK"]))
 
 
 def main() -> None:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import os
 import queue
-import select
 import shlex
 import signal
 import subprocess
@@ -20,8 +18,11 @@ from typing import IO, Any
 
 from horon.runner._failures import Failure, in_order
 from horon.runner._hosts import Share
+from horon.runner._lines import Lines
 from horon.runner._node import Hello, Order, Outcome
-from horon.runner._reports import Lines, Splitter
+from horon.runner._outputs import Output
+from horon.runner._reports import Splitter
+from horon.runner._sink import Sink, own_sinks
 from horon.runner._ssh import Ssh, environment_for_others
 
 _START_TIMEOUT_S = 60.0
@@ -53,12 +54,14 @@ class Job:
     Attributes:
         command, task: As in Order.
         environment: Variables that were given for this job.
+        output: What is done with what ranks print.
     """
 
     command: Sequence[str]
     environment: Mapping[str, str]
     start_timeout: float | None
     is_verbose: bool
+    output: Output = Output()
     task: str | None = None
 
 
@@ -74,7 +77,14 @@ class _Event:
 class _Node:
     """A host's launcher: its process, or ssh's, and two threads that pass on what it prints."""
 
-    def __init__(self, number: int, share: Share, command: Sequence[str], events: queue.SimpleQueue[_Event]) -> None:
+    def __init__(
+        self,
+        number: int,
+        share: Share,
+        command: Sequence[str],
+        events: queue.SimpleQueue[_Event],
+        sinks: Mapping[str, Sink],
+    ) -> None:
         self.share = share
         self.hello: Hello | None = None
         self.outcome: Outcome | None = None
@@ -93,8 +103,8 @@ class _Node:
         assert self._process.stdout is not None
         assert self._process.stderr is not None
         self._streams = [
-            _Stream(self._process.stdout, sys.stdout, self._put),
-            _Stream(self._process.stderr, sys.stderr, lambda _: None),
+            _Stream(self._process.stdout, sinks["stdout"], self._put),
+            _Stream(self._process.stderr, sinks["stderr"], lambda _: None),
         ]
         threading.Thread(target=self._await_exit, daemon=True).start()
 
@@ -129,10 +139,10 @@ class _Stream:
     """A thread that passes on what comes through a pipe, line by line, and the reports in it."""
 
     def __init__(
-        self, pipe: IO[bytes], stream: Any, take_reports: Callable[[Sequence[Mapping[str, Any]]], None]
+        self, pipe: IO[bytes], sink: Sink, take_reports: Callable[[Sequence[Mapping[str, Any]]], None]
     ) -> None:
         self._pipe = pipe
-        self._stream = stream
+        self._sink = sink
         self._take_reports = take_reports
         self._splitter, self._lines = Splitter(), Lines()
         self._changing = threading.Lock()  # held while something is passed on
@@ -155,40 +165,14 @@ class _Stream:
             with self._changing:
                 self._n_read += len(data)
                 passed, reports = self._splitter.feed(data)
-                _write(self._stream, self._lines.feed(passed))
+                self._sink.write(self._lines.feed(passed))
                 self._take_reports(reports)
         self._pass_rest()
         self._pipe.close()
 
     def _pass_rest(self) -> None:
         with self._changing:
-            _write(self._stream, self._lines.feed(self._splitter.rest()) + self._lines.rest())
-
-
-def _write(stream: Any, data: bytes) -> None:
-    if not data or stream is None:  # closed before Python began
-        return
-    binary = getattr(stream, "buffer", None)
-    with contextlib.suppress(OSError, ValueError):  # whoever read it is gone
-        if binary is None:  # a notebook's
-            stream.write(data.decode(errors="replace"))
-            stream.flush()
-            return
-        rest = memoryview(data)
-        while rest:
-            n_written = _once_there_is_room(functools.partial(binary.write, rest), stream)
-            rest = rest[n_written:]
-        while _once_there_is_room(binary.flush, stream) is not None:
-            pass
-
-
-def _once_there_is_room(act: Callable[[], Any], stream: Any) -> Any:
-    """Returns what `act` does; or, of a descriptor that does not block, how many bytes it has taken by then."""
-    try:
-        return act()
-    except BlockingIOError as error:
-        select.select([], [stream], [])
-        return error.characters_written
+            self._sink.write(self._lines.feed(self._splitter.rest()) + self._lines.rest())
 
 
 def orders(shares: Sequence[Share], hellos: Sequence[Hello], job: Job, environment: Mapping[str, str]) -> list[Order]:
@@ -224,6 +208,7 @@ def orders(shares: Sequence[Share], hellos: Sequence[Hello], job: Job, environme
                 command=job.command,
                 task=job.task,
                 start_timeout=job.start_timeout,
+                output=asdict(job.output),
             )
         )
     return found
@@ -249,6 +234,7 @@ def run_on_hosts(shares: Sequence[Share], job: Job, ssh: Ssh, python: str) -> Ma
     """
     events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
     nodes: list[_Node] = []
+    sinks = own_sinks()
     fleet = _Fleet(nodes, events)
     try:
         for number, share in enumerate(shares):
@@ -258,7 +244,7 @@ def run_on_hosts(shares: Sequence[Share], job: Job, ssh: Ssh, python: str) -> Ma
             if job.is_verbose:
                 print(f"horonrun: {shlex.join(command)} (for {share.n_ranks} processes)", file=sys.stderr, flush=True)
             try:
-                nodes.append(_Node(number, share, command, events))
+                nodes.append(_Node(number, share, command, events, sinks))
             except OSError as error:
                 raise FleetError(f"could not start {command[0]}: {error.strerror}") from error
         hellos = fleet.await_hellos(job.start_timeout or _START_TIMEOUT_S)
@@ -266,6 +252,9 @@ def run_on_hosts(shares: Sequence[Share], job: Job, ssh: Ssh, python: str) -> Ma
             node.tell(json.dumps(asdict(order)).encode())
         fleet.await_end()
     except BaseException as error:
+        if not isinstance(error, FleetError):  # told to end
+            for sink in sinks.values():
+                sink.hurry()
         try:
             fleet.end(_signal_for(error))
         except BaseException:  # Ctrl-C once more

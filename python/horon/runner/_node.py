@@ -27,6 +27,7 @@ import psutil  # type: ignore[import-untyped,unused-ignore]
 
 from horon.runner import _child, _processes, _reports
 from horon.runner._failures import failures_left_in, failures_of
+from horon.runner._outputs import Output, OutputError
 
 # An agent whose ranks have ended waits for the other hosts' agents in C++, where no signal reaches it, for up to five
 # minutes; so it does where all agents meet. If there is no rank for so long after the end was told, nothing is lost.
@@ -64,6 +65,7 @@ class Order:
         command: What they are.
         task: For horon.run, whose `command` ends with the folder that holds it; in base64. None: no task.
         start_timeout: Seconds until all hosts have come.
+        output: Arguments of Output.
     """
 
     ranks_per_host: Sequence[int]
@@ -76,6 +78,7 @@ class Order:
     command: Sequence[str]
     task: str | None
     start_timeout: float | None
+    output: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -122,7 +125,6 @@ def variables_of(order: Order, interfaces: Mapping[str, Sequence[str]]) -> dict[
     interface = {"GLOO_SOCKET_IFNAME": chosen} if chosen else {}
     counts = ",".join(map(str, order.ranks_per_host))
     return {
-        "PYTHONUNBUFFERED": "1",  # a pipe is no terminal, and what ranks print would come at their end
         **interface,
         **order.environment,
         _child.RANKS_PER_HOST_VARIABLE: counts,
@@ -137,7 +139,9 @@ def _carry_out(order: Order, end: _End) -> Outcome:
 
     number = order.number
     first, n_ranks = sum(order.ranks_per_host[:number]), order.ranks_per_host[number]
-    place = _processes.Place(number, len(order.ranks_per_host), order.master_address, order.master_port)
+    counts = order.ranks_per_host
+    place = _processes.Place(number, len(counts), first, sum(counts), order.master_address, order.master_port)
+    output = Output(**order.output)
     variables = variables_of(order, _interfaces())
     with tempfile.TemporaryDirectory(prefix="horon-run-") as name:
         folder = Path(name)
@@ -149,7 +153,7 @@ def _carry_out(order: Order, end: _End) -> Outcome:
             command.append(name)
         try:
             try:
-                _processes.start_and_wait(n_ranks, command, variables, order.start_timeout, place, str(said))
+                _processes.start_and_wait(n_ranks, command, variables, order.start_timeout, output, place, str(said))
             finally:
                 end.mark_over()  # before a signal can hide what has just been found out
         except ChildFailedError as error:
@@ -167,6 +171,8 @@ def _carry_out(order: Order, end: _End) -> Outcome:
 def _problem_text(error: Exception, order: Order) -> str:
     from torch.distributed import DistError
 
+    if isinstance(error, OutputError):
+        return str(error)
     text = f"{type(error).__name__}: {error}"
     if isinstance(error, DistError):  # raised where the agents of all hosts meet
         where = f"{order.master_address}:{order.master_port}"

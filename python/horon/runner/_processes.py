@@ -9,7 +9,10 @@ import tempfile
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+
+from horon.runner._outputs import Output, Outputs
 
 # How long hosts that have answered may take to import torch and to find the first one. torch has ten minutes.
 _MEETING_TIMEOUT_S = 120
@@ -22,11 +25,14 @@ class Place:
     Attributes:
         number: Its place; the first one serves the store through which all find each other.
         n_hosts: How many there are.
+        first_rank, size: The first rank of this host, and how many there are on all of them.
         master_address, master_port: Where that store is, as seen from here.
     """
 
     number: int
     n_hosts: int
+    first_rank: int
+    size: int
     master_address: str
     master_port: int
 
@@ -64,6 +70,7 @@ def start_and_wait(
     command: Sequence[str],
     environment: Mapping[str, str],
     start_timeout: float | None,
+    output: Output,
     place: Place | None = None,
     folder: str | None = None,
 ) -> None:
@@ -72,19 +79,26 @@ def start_and_wait(
     When one ends badly, the others of this host are ended, too, and none is started again.
 
     Args:
+        output: What is done with what the processes print.
         place: This host among others, which do the same; None: it is the only one.
         folder: Where the agent and the processes may leave what they have to say. None: nobody wants it afterwards.
 
     Raises:
         torch.distributed.elastic.multiprocessing.errors.ChildFailedError: One ended badly.
         torch.distributed.elastic.multiprocessing.SignalException: This process got a signal; its children have it, too.
+        OutputError: A file for the output can not be written.
     """
-    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
     threads = {} if "OMP_NUM_THREADS" in os.environ else {"OMP_NUM_THREADS": _threads(num_proc)}
+    first_rank, size = (0, num_proc) if place is None else (place.first_rank, place.size)
     # The agent's own folder, for tracebacks that processes leave, would stay behind.
-    with tempfile.TemporaryDirectory(prefix="horon-agent-") as own_folder, _set_meanwhile({**threads, **environment}):
+    with (
+        tempfile.TemporaryDirectory(prefix="horon-agent-") as own_folder,
+        Outputs(Path(own_folder), output, range(first_rank, first_rank + num_proc), size) as outputs,
+        _set_meanwhile({**threads, **outputs.variables, **environment}),
+    ):
         config = LaunchConfig(
             **_meeting(place, {"timeout": start_timeout} if start_timeout else {}),
             nproc_per_node=num_proc,
@@ -92,7 +106,11 @@ def start_and_wait(
             local_addr="localhost",  # names of hosts need not have an address
             logs_specs=DefaultLogsSpecs(log_dir=folder or own_folder),
         )
-        elastic_launch(config, command[0])(*command[1:])
+        try:
+            elastic_launch(config, command[0])(*command[1:])
+        except (SignalException, KeyboardInterrupt):
+            outputs.hurry()
+            raise
 
 
 def _meeting(place: Place | None, configuration: dict[str, Any]) -> dict[str, Any]:

@@ -84,29 +84,6 @@ class Splitter:
         return rest
 
 
-class Lines:
-    """Whole lines of a stream that others' lines go between. A progress bar's end with a carriage return."""
-
-    _MOST = 1 << 16
-
-    def __init__(self) -> None:
-        self._rest = b""
-
-    def feed(self, data: bytes) -> bytes:
-        """Returns the lines that are complete, and whatever is too long to wait for."""
-        data = self._rest + data
-        end = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
-        if len(data) - end > self._MOST:
-            end = len(data)
-        self._rest = data[end:]
-        return data[:end]
-
-    def rest(self) -> bytes:
-        """What came last, at the end."""
-        rest, self._rest = self._rest, b""
-        return rest
-
-
 def _decode(text: bytearray | str) -> dict[str, Any] | None:
     """None: something else has printed the mark."""
     try:

@@ -13,9 +13,10 @@ from typing import Any
 
 import cloudpickle  # type: ignore[import-untyped,unused-ignore]
 
-from horon.runner import _child, _hosts, _processes
+from horon.runner import _hosts, _processes
 from horon.runner._failures import Failure, failures_of
 from horon.runner._hosts import Share
+from horon.runner._outputs import Output
 from horon.runner._ssh import Ssh
 
 _ELASTIC = (
@@ -82,8 +83,8 @@ def run(
         hostfile: A file with lines of ``localhost slots=4``.
         start_timeout: Seconds until all processes have to have been started. Default: 60 until all hosts have answered.
         ssh_port, ssh_identity_file: As in ``ssh -p`` and ``ssh -i``.
-        output_filename: A folder; rank 3 of 16 writes to ``rank.03/stdout`` and ``rank.03/stderr`` there, on its own
-            host, instead of where this process does.
+        output_filename: A folder; what rank 3 of 16 prints is written to ``rank.03/stdout`` and ``rank.03/stderr``
+            there, on its own host, as well as to where this process prints.
         verbose: Prints the command of each process.
         network_interfaces: Names of those that connect the hosts. Default: those through which ssh has come.
         executable: The Python to use (default: this one).
@@ -97,7 +98,8 @@ def run(
 
     Raises:
         ValueError: An argument that is refused, too few slots, or a number of ranks that is not positive.
-        RuntimeError: A rank failed; says which, and its traceback. Or a host could not be reached, or was lost.
+        RuntimeError: A rank failed; says which, and its traceback. Or a host could not be reached, or was lost,
+            or a file for the output can not be written.
 
     Source: horovod/runner/__init__.py of Horovod 0.28.1.
     """
@@ -127,14 +129,15 @@ def run(
     shares = shares_of(num_proc, hosts, hostfile)
     call = functools.partial(func, *args, **(kwargs or {}))
     python = executable or sys.executable
-    environment = {} if output_filename is None else {_child.OUTPUT_VARIABLE: str(Path(output_filename).resolve())}
+    output = Output(folder=None if output_filename is None else str(Path(output_filename).resolve()))
     if are_all_here(shares):
-        return _run_in_folder(call, num_proc, python, environment, start_timeout, bool(verbose))
+        return _run_in_folder(call, num_proc, python, output, start_timeout, bool(verbose))
+    environment = {}
     interfaces = network_interfaces or ([network_interface] if network_interface else [])
     if interfaces:
         environment["HOROVOD_GLOO_IFACE"] = interfaces if isinstance(interfaces, str) else ",".join(interfaces)
     ssh = Ssh(ssh_port, ssh_identity_file)
-    return _run_on_hosts(call, shares, python, environment, start_timeout, bool(verbose), ssh)
+    return _run_on_hosts(call, shares, python, environment, output, start_timeout, bool(verbose), ssh)
 
 
 def refuse(given: Mapping[str, Any]) -> None:
@@ -178,7 +181,7 @@ def _run_in_folder(
     call: Callable[[], Any],
     num_proc: int,
     executable: str,
-    environment: Mapping[str, str],
+    output: Output,
     start_timeout: float | None,
     is_verbose: bool,
 ) -> list[Any]:
@@ -194,7 +197,7 @@ def _run_in_folder(
         if is_verbose:
             print("horon.run:", *command, f"(in {num_proc} processes)", file=sys.stderr, flush=True)
         try:
-            _processes.start_and_wait(num_proc, command, environment, start_timeout)
+            _processes.start_and_wait(num_proc, command, {}, start_timeout, output)
         except ChildFailedError as error:
             raise RuntimeError(_failure_text(failures_of(error), num_proc)) from error
         return [cloudpickle.loads(_task.read_result(folder, rank)) for rank in range(num_proc)]
@@ -205,6 +208,7 @@ def _run_on_hosts(
     shares: Sequence[Share],
     python: str,
     environment: Mapping[str, str],
+    output: Output,
     start_timeout: float | None,
     is_verbose: bool,
     ssh: Ssh,
@@ -212,7 +216,7 @@ def _run_on_hosts(
     from horon.runner import _fleet, _task
 
     task = base64.b64encode(_task.pack(call)).decode()
-    job = _fleet.Job([python, "-m", "horon.runner._task"], environment, start_timeout, is_verbose, task)
+    job = _fleet.Job([python, "-m", "horon.runner._task"], environment, start_timeout, is_verbose, output, task)
     num_proc = sum(share.n_ranks for share in shares)
     try:
         results = _fleet.run_on_hosts(shares, job, ssh, python)

@@ -15,6 +15,7 @@ from horon.common._elastic_settings import MIN_NP_VARIABLE
 from horon.runner import _child, _processes, _run
 from horon.runner._failures import Failure, exit_status, failures_of, texts_of
 from horon.runner._hosts import Share
+from horon.runner._outputs import Output, OutputError
 from horon.runner._ssh import Ssh
 
 _DESCRIPTION = """\
@@ -94,8 +95,6 @@ _IDLE_SWITCHES: Sequence[str] = (
     "--log-without-timestamp",
     "--log-hide-timestamp",
     "--no-log-hide-timestamp",
-    "-prefix-timestamp",
-    "--prefix-output-with-timestamp",
 )
 _IDLE_OPTIONS: Sequence[str] = (
     "--autotune-log-file",
@@ -129,6 +128,7 @@ class Plan:
     is_verbose: bool
     shares: Sequence[Share]
     ssh: Ssh
+    output: Output
 
 
 def plan(arguments: Sequence[str]) -> Plan:
@@ -149,8 +149,7 @@ def plan(arguments: Sequence[str]) -> Plan:
     if options.min_num_proc is not None and options.min_num_proc < options.num_proc:
         for name in (MIN_NP_VARIABLE, _child.MIN_NP_VARIABLE):
             environment[name] = str(options.min_num_proc)
-    if options.output_filename is not None:
-        environment[_child.OUTPUT_VARIABLE] = str(Path(options.output_filename).resolve())
+    folder = None if options.output_filename is None else str(Path(options.output_filename).resolve())
     return Plan(
         options.num_proc,
         options.command,
@@ -159,6 +158,7 @@ def plan(arguments: Sequence[str]) -> Plan:
         options.verbose,
         shares,
         Ssh(options.ssh_port, options.ssh_identity_file),
+        Output(options.is_tagged, options.has_times, folder),
     )
 
 
@@ -172,7 +172,10 @@ def _parser() -> argparse.ArgumentParser:
     add("-cb", "--check-build", action=_CheckBuild, nargs=0, help="say what this build has, and end")
     add("-H", "--hosts", metavar="HOST:SLOTS,...", help="hosts and their slots, filled in this order")
     add("-hostfile", "--hostfile", metavar="FILE", help="the same, lines of: host slots=4")
-    add("--output-filename", metavar="FOLDER", help="rank 3 of 16 writes to FOLDER/rank.03/stdout, on its host")
+    add("--output-filename", metavar="FOLDER", help="to FOLDER/rank.03/stdout as well, on the host of rank 3")
+    add("--tag-output", dest="is_tagged", action="store_true", help="lines that ranks print begin with [3]<stdout>:")
+    add("-prefix-timestamp", "--prefix-output-with-timestamp", dest="has_times", action="store_true",
+        help="the same, after the time")  # fmt: skip
     add("--start-timeout", type=float, metavar="SECONDS", help="until all processes have to have been started")
     add("--min-np", "--min-num-proc", dest="min_num_proc", type=int, metavar="N",
         help="go on with so many when others have died, if the script can; the status is then 0")  # fmt: skip
@@ -274,7 +277,10 @@ def _start_here(job: Plan, command: Sequence[str]) -> int:
         variables = [f"{name}={value}" for name, value in job.environment.items()]
         print("horonrun:", *variables, *command, f"(in {job.num_proc} processes)", file=sys.stderr, flush=True)
     try:
-        _processes.start_and_wait(job.num_proc, command, job.environment, job.start_timeout)
+        _processes.start_and_wait(job.num_proc, command, job.environment, job.start_timeout, job.output)
+    except OutputError as error:
+        print(f"horonrun: {error}", file=sys.stderr, flush=True)
+        return 1
     except ChildFailedError as error:
         return _tell(failures_of(error), job.num_proc)
     except SignalException as told:
@@ -292,7 +298,7 @@ def _start_on_hosts(job: Plan, command: Sequence[str]) -> int:
         if signal.getsignal(number) is not signal.SIG_IGN:  # nohup's
             signal.signal(number, exit_for)
     signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in a shell's background; torch's agent does not
-    order = _fleet.Job(command, job.environment, job.start_timeout, job.is_verbose)
+    order = _fleet.Job(command, job.environment, job.start_timeout, job.is_verbose, job.output)
     try:
         _fleet.run_on_hosts(job.shares, order, job.ssh, sys.executable)
     except _fleet.FleetError as error:
