@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import os
 import pty
@@ -9,9 +10,11 @@ import re
 import signal
 import subprocess
 import sys
+import termios
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +36,9 @@ def test_lines_of_several_streams_are_not_mixed() -> None:
     assert lines.feed(b"epoch") == b""
     assert lines.feed(b" 1\nepoch") == b"epoch 1\n"
     assert lines.feed(b" 2 10%\r 2 20%") == b"epoch 2 10%\r"
-    assert lines.feed(b"x" * 70_000) == b" 2 20%" + b"x" * 70_000
+    assert lines.feed(b"\r") == b""
+    assert lines.feed(b"\n 2 ") == b" 2 20%\r\n"
+    assert lines.feed(b"x" * 70_000) == b" 2 " + b"x" * 70_000
     assert lines.feed(b"last") == b""
     assert lines.rest() == b"last"
 
@@ -60,6 +65,17 @@ def pipe() -> Iterator[tuple[int, Any]]:
     os.close(reading)
 
 
+def _in_thread(act: Callable[[], None]) -> threading.Thread:
+    thread = threading.Thread(target=act, daemon=True)
+    thread.start()
+    return thread
+
+
+def _await(thread: threading.Thread) -> None:
+    thread.join(TIMEOUT_S)
+    assert not thread.is_alive()
+
+
 @pytest.mark.parametrize("is_blocking", [False, True])
 def test_a_reader_that_is_slow_gets_all(pipe: tuple[int, Any], is_blocking: bool) -> None:
     from horon.runner._sink import Sink
@@ -73,11 +89,11 @@ def test_a_reader_that_is_slow_gets_all(pipe: tuple[int, Any], is_blocking: bool
             seen.extend(os.read(reading, 1 << 14))
             time.sleep(0.001)
 
-    reader = threading.Thread(target=read_slowly)
-    reader.start()
+    reader = _in_thread(read_slowly)
     Sink(stream).write(data)
-    reader.join()
+    _await(reader)
     assert seen == data
+    assert os.get_blocking(stream.fileno()) == is_blocking  # others have it, too
 
 
 @pytest.mark.parametrize("is_blocking", [False, True])
@@ -86,21 +102,32 @@ def test_nobody_is_waited_for_when_the_job_is_to_end(pipe: tuple[int, Any], is_b
 
     reading, stream = pipe
     os.set_blocking(stream.fileno(), is_blocking)
-    lost: list[Exception] = []
-    sink = Sink(stream, lost.append)
-    writer = threading.Thread(target=sink.write, args=(b"x" * (1 << 20),))
-    writer.start()
+    sink = Sink(stream)
+    writer = _in_thread(lambda: sink.write(b"x" * (1 << 20)))
     writer.join(0.2)
     assert writer.is_alive()
     sink.hurry()
-    writer.join(TIMEOUT_S)
-    assert not writer.is_alive()
+    _await(writer)
     os.read(reading, 1 << 20)
     sink.write(b"too late")
     os.set_blocking(reading, False)
     with pytest.raises(BlockingIOError):
         os.read(reading, 1)
-    assert not lost  # whoever hurries knows
+
+
+def test_nobody_is_waited_for_at_a_terminal() -> None:
+    from horon.runner._sink import Sink
+
+    controller, terminal = pty.openpty()
+    with os.fdopen(terminal, "w") as stream:
+        sink = Sink(stream)
+        writer = _in_thread(lambda: sink.write(b"x" * (1 << 20)))
+        writer.join(0.2)
+        assert writer.is_alive()
+        sink.hurry()
+        _await(writer)
+        termios.tcflush(terminal, termios.TCIOFLUSH)
+    os.close(controller)
 
 
 def test_a_hurried_sink_writes_while_there_is_room(pipe: tuple[int, Any]) -> None:
@@ -111,6 +138,15 @@ def test_a_hurried_sink_writes_while_there_is_room(pipe: tuple[int, Any]) -> Non
     sink.hurry()
     sink.write(b"the last words\n")
     assert os.read(reading, 100) == b"the last words\n"
+
+
+def test_what_this_process_has_said_comes_first(pipe: tuple[int, Any]) -> None:
+    from horon.runner._sink import Sink
+
+    reading, stream = pipe
+    stream.write("first, ")
+    Sink(stream).write(b"second")
+    assert os.read(reading, 100) == b"first, second"
 
 
 def test_a_reader_that_is_gone() -> None:
@@ -124,24 +160,52 @@ def test_a_reader_that_is_gone() -> None:
             sink.write(b"nobody reads this")
 
 
-def test_a_full_disk_is_said_once() -> None:
+def test_a_file_that_is_full_is_told_once(tmp_path: Path) -> None:
+    from horon.runner._outputs import _Copy
     from horon.runner._sink import Sink
 
-    lost: list[Exception] = []
-    with open("/dev/full", "w") as stream:
-        sink = Sink(stream, lost.append)
+    (tmp_path / "full").symlink_to("/dev/full")
+    stderr = io.StringIO()
+    with ExitStack() as opened:
+        copy = _Copy(opened, tmp_path / "full", Sink(stderr))
         for _ in range(2):
-            sink.write(b"too much")
-    assert [str(error) for error in lost] == ["[Errno 28] No space left on device"]
+            copy.write(b"too much")
+    assert stderr.getvalue() == f"horonrun: nothing more is written to {tmp_path}/full: No space left on device\n"
 
 
 def test_streams_without_a_file() -> None:
     from horon.runner._sink import Sink
 
-    stream = io.StringIO()
-    Sink(stream).write("größer\n".encode())
-    assert stream.getvalue() == "größer\n"
+    class Tee:
+        def __init__(self) -> None:
+            self.seen = ""
+
+        def write(self, text: str) -> None:
+            self.seen += text
+
+    text, tee, octets = io.StringIO(), Tee(), io.BytesIO()
+    ascii_only = io.TextIOWrapper(octets, encoding="ascii")
+    Sink(text).write("größer\n".encode())
+    assert text.getvalue() == "größer\n"
+    Sink(tee).write("größer\n".encode())
+    assert tee.seen == "größer\n"
+    Sink(ascii_only).write("größer\n".encode())
+    assert octets.getvalue().decode() == "größer\n"
     Sink(None).write(b"closed")
+
+
+def test_a_stream_that_fails_is_told_once(capfd: pytest.CaptureFixture[str]) -> None:
+    from horon.runner._sink import Sink
+
+    class Broken:
+        def write(self, text: str) -> None:
+            raise TypeError("expected something else")
+
+    sink = Sink(Broken())
+    for _ in range(2):
+        sink.write(b"lost")
+    said = "horonrun: what ranks print can not be shown: TypeError('expected something else')\n"
+    assert capfd.readouterr().err == said
 
 
 def test_stdout_and_stderr_at_one_place_share_a_sink(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -151,7 +215,56 @@ def test_stdout_and_stderr_at_one_place_share_a_sink(monkeypatch: pytest.MonkeyP
         monkeypatch.setattr(sys, "stdout", first)
         monkeypatch.setattr(sys, "stderr", second)
         sinks = own_sinks()
+        sinks["stdout"].write(b"a")
+        sinks["stderr"].write(b"b")
     assert sinks["stdout"] is sinks["stderr"]
+    assert (tmp_path / "both").read_text() == "ab"
+
+
+def test_no_descriptor_is_left_open(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    from horon.runner._outputs import Output, Outputs
+
+    def pass_on(number: int) -> None:
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        with Outputs(folder, Output(folder=str(folder)), range(4), 4):
+            pass
+
+    gc.disable()
+    try:
+        pass_on(0)
+        before = len(os.listdir("/proc/self/fd"))
+        for number in range(1, 4):
+            pass_on(number)
+        assert len(os.listdir("/proc/self/fd")) == before
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("has_failed", [False, True])
+def test_a_signal_does_not_hide_what_was_found_out(
+    pipe: tuple[int, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_failed: bool
+) -> None:
+    from horon.runner._outputs import Output, Outputs, pipe_of
+
+    class Told(Exception):
+        pass
+
+    def tell(signum: int, frame: object) -> None:
+        raise Told
+
+    monkeypatch.setattr(sys, "stdout", pipe[1])  # which nobody reads
+    before = signal.signal(signal.SIGALRM, tell)
+    try:
+        with pytest.raises(RuntimeError if has_failed else Told), Outputs(tmp_path, Output(), range(1), 1):
+            with pipe_of(tmp_path, 0, "stdout").open("wb", buffering=0) as rank:
+                rank.write(b"x" * 100_000)
+            signal.setitimer(signal.ITIMER_REAL, 0.3)
+            if has_failed:
+                raise RuntimeError("rank 3 has failed")
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 # ---- horonrun ----
@@ -203,9 +316,9 @@ def test_lines_come_when_they_are_printed(tmp_path: Path) -> None:
     guard.start()
     assert process.stdout is not None
     assert [process.stdout.readline() for _ in range(2)] == ["up\n", "up\n"]
-    guard.cancel()
     process.send_signal(signal.SIGTERM)
     _finish(process)
+    guard.cancel()
     assert process.returncode == 128 + signal.SIGTERM
 
 
@@ -313,20 +426,50 @@ def test_a_reader_that_has_seen_enough(tmp_path: Path) -> None:
 _IS_A_TERMINAL = "import sys\nprint(sys.stdout.isatty(), sys.stderr.isatty())"
 
 
+def _read_all(controller: int) -> bytes:
+    seen = b""
+    with suppress(OSError):  # nobody has the terminal any more
+        while piece := os.read(controller, 1 << 16):
+            seen += piece
+    os.close(controller)
+    return seen
+
+
 @pytest.mark.parametrize(
-    ("options", "seen"), [((), b"True False\r\n"), (("--tag-output",), b"[0]<stdout>:False False\r\n")]
+    ("options", "seen"),
+    [((), b"True True\r\n"), (("--tag-output",), b"[0]<stdout>:False False\r\n")],
 )
 def test_a_terminal_is_left_to_ranks_unless_there_are_tags(
     tmp_path: Path, options: tuple[str, ...], seen: bytes
 ) -> None:
     controller, terminal = pty.openpty()
     command = _command(tmp_path, _IS_A_TERMINAL, *options, num_proc=1)
-    process = subprocess.Popen(command, cwd=tmp_path, stdout=terminal, stderr=subprocess.PIPE, text=True)
-    _, err = _finish(process)
+    process = subprocess.Popen(command, cwd=tmp_path, stdout=terminal, stderr=terminal)
     os.close(terminal)
-    assert process.returncode == 0, err
-    assert os.read(controller, 1000) == seen
-    os.close(controller)
+    assert process.wait(TIMEOUT_S) == 0
+    assert _read_all(controller) == seen
+
+
+def test_lines_are_whole_where_one_stream_is_a_terminal(tmp_path: Path) -> None:
+    controller, terminal = pty.openpty()
+    found: list[bytes] = []
+    reader = _in_thread(lambda: found.append(_read_all(controller)))
+    with (tmp_path / "out").open("w") as out:
+        process = subprocess.Popen(_command(tmp_path, _IN_PIECES), cwd=tmp_path, stdout=out, stderr=terminal)
+    os.close(terminal)
+    assert process.wait(TIMEOUT_S) == 0
+    _await(reader)
+    for word, text in (("line", (tmp_path / "out").read_text()), ("error", found[0].decode())):
+        assert sorted(text.splitlines()) == sorted(f"rank {rank} {word} {n}" for rank in (0, 1) for n in range(500))
+
+
+def test_stdout_that_is_closed(tmp_path: Path) -> None:
+    command = _command(tmp_path, _ON_BOTH, "--output-filename", "out")
+    script = " ".join(command) + " >&-"
+    found = subprocess.run(script, cwd=tmp_path, shell=True, capture_output=True, text=True, timeout=TIMEOUT_S)
+    assert found.returncode == 0, found.stderr
+    for rank in (0, 1):
+        assert (tmp_path / "out" / f"rank.{rank}" / "stdout").read_text() == "to stdout\nno end"
 
 
 def test_run_prints_where_this_process_does(capsys: pytest.CaptureFixture[str]) -> None:
@@ -338,3 +481,42 @@ def test_run_prints_where_this_process_does(capsys: pytest.CaptureFixture[str]) 
 
     assert horon.run(speak, num_proc=2) == [1, 1]
     assert sorted(capsys.readouterr().out.splitlines()) == ["from 0", "from 1"]
+
+
+def test_two_jobs_at_once(tmp_path: Path) -> None:
+    """In a process of its own: pytest's may have replaced what a thread prints to."""
+    script = tmp_path / "two.py"
+    script.write_text(_TWO_JOBS)
+    found = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=TIMEOUT_S)
+    assert found.returncode == 0, found.stderr
+    assert sorted(found.stdout.splitlines()) == sorted([*["short"] * 2, *["long"] * 2, "[1, 1]", "[2, 2]"])
+
+
+_TWO_JOBS = """
+import threading
+import time
+
+import horon
+
+
+def short():
+    print("short")
+    return 1
+
+
+def long():
+    time.sleep(3)
+    print("long")
+    return 2
+
+
+def run(function):
+    print(horon.run(function, num_proc=2), flush=True)
+
+
+threads = [threading.Thread(target=run, args=(function,)) for function in (long, short)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+"""

@@ -1,6 +1,6 @@
 """What a process of horonrun does first: Horovod's variables, its output's place; then it becomes the command.
 
-python -m horon.runner._child COMMAND...
+python -m horon.runner._child PIPES COMMAND...
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from horon.runner import _outputs
 
 _PR_SET_PDEATHSIG = 1
 
+NO_PIPES = "-"
 MIN_NP_VARIABLE = "HORON_RUN_MIN_NP"  # the job goes on with so many; not there: with all
 RANKS_PER_HOST_VARIABLE = "HORON_RUN_RANKS_PER_HOST"  # 4,4,2; not there: one host
 
@@ -46,19 +47,22 @@ def die_with_parent() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
 
 
-def prepare() -> None:
-    """Sets the variables, and takes the pipes for the output."""
+def prepare(pipes: str) -> None:
+    """Sets the variables, and takes the pipes for the output, if there are any.
+
+    Args:
+        pipes: Their folder, or NO_PIPES.
+    """
     os.environ.update(horovod_variables(os.environ))
     os.environ.pop(RANKS_PER_HOST_VARIABLE, None)
-    pipes = os.environ.pop(_outputs.PIPES_VARIABLE, None)
-    if pipes is not None:
+    if pipes != NO_PIPES:
         _outputs.take_pipes(pipes, int(os.environ["LOCAL_RANK"]))
 
 
 def main() -> None:
     die_with_parent()
-    prepare()
-    command = sys.argv[1:]
+    pipes, *command = sys.argv[1:]
+    prepare(pipes)
     least = os.environ.pop(MIN_NP_VARIABLE, None)
     if least is not None:
         from horon.runner._expendable import run_expendable

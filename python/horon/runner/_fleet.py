@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import IO, Any
 
 from horon.runner._failures import Failure, in_order
@@ -22,7 +22,7 @@ from horon.runner._lines import Lines
 from horon.runner._node import Hello, Order, Outcome
 from horon.runner._outputs import Output
 from horon.runner._reports import Splitter
-from horon.runner._sink import Sink, own_sinks
+from horon.runner._sink import Sink, close_all, own_sinks
 from horon.runner._ssh import Ssh, environment_for_others
 
 _START_TIMEOUT_S = 60.0
@@ -61,7 +61,7 @@ class Job:
     environment: Mapping[str, str]
     start_timeout: float | None
     is_verbose: bool
-    output: Output = Output()
+    output: Output = field(default_factory=Output)
     task: str | None = None
 
 
@@ -134,6 +134,10 @@ class _Node:
     def kill(self) -> None:
         self._process.kill()
 
+    def is_silent(self) -> bool:
+        """Whether nothing more is passed on."""
+        return all(stream.has_ended() for stream in self._streams)
+
 
 class _Stream:
     """A thread that passes on what comes through a pipe, line by line, and the reports in it."""
@@ -159,6 +163,9 @@ class _Stream:
             with self._changing:  # by somebody who reads slowly, perhaps
                 pass
         self._pass_rest()
+
+    def has_ended(self) -> bool:
+        return not self._thread.is_alive()
 
     def _read(self) -> None:
         while data := os.read(self._pipe.fileno(), _PIECE):
@@ -261,6 +268,9 @@ def run_on_hosts(shares: Sequence[Share], job: Job, ssh: Ssh, python: str) -> Ma
             fleet.end(signal.SIGKILL)
             raise
         raise
+    finally:
+        if all(node.is_silent() for node in nodes):
+            close_all(sinks)
     results: dict[str, str] = {}
     for node in nodes:
         results.update(node.outcome.results if node.outcome is not None else {})

@@ -18,9 +18,12 @@ class Lines:
         self._rest = b""
 
     def feed(self, data: bytes) -> bytes:
-        """Returns the lines that are complete, and whatever is too long to wait for."""
+        """Returns the lines that are complete, and whatever is too long to wait for.
+
+        A carriage return that comes last waits for what comes next: a line feed belongs to it.
+        """
         data = self._rest + data
-        end = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
+        end = max(data.rfind(b"\n"), data.rfind(b"\r", 0, -1)) + 1
         if len(data) - end > self._MOST:
             end = len(data)
         self._rest = data[end:]

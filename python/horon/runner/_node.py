@@ -152,10 +152,10 @@ def _carry_out(order: Order, end: _End) -> Outcome:
             _task.leave(folder, base64.b64decode(order.task))
             command.append(name)
         try:
-            try:
-                _processes.start_and_wait(n_ranks, command, variables, order.start_timeout, output, place, str(said))
-            finally:
-                end.mark_over()  # before a signal can hide what has just been found out
+            # Over before a signal can hide what has just been found out.
+            _processes.start_and_wait(
+                n_ranks, command, variables, order.start_timeout, output, place, str(said), end.mark_over
+            )
         except ChildFailedError as error:
             return Outcome([asdict(failure) for failure in failures_of(error)])
         except SignalException as told:  # another host's rank was the first to end; one of these may be why

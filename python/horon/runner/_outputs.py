@@ -1,8 +1,8 @@
 """What ranks print comes through pipes of their own, and is passed on line by line.
 
 Ranks that share a pipe or a file mix their lines, since a print that is not buffered writes a line in two pieces; and
-what is buffered comes late, or never. A terminal on which nobody wants tags is left to the ranks: programs are coloured
-there, ask questions, and print whole lines.
+what is buffered comes late, or never. The pipes have names, since torch's agent closes all others. Terminals on which
+nobody wants tags are left to the ranks: programs are coloured there, ask questions, and print whole lines.
 """
 
 from __future__ import annotations
@@ -13,19 +13,20 @@ import os
 import selectors
 import threading
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from horon.runner._lines import Lines, Tag
-from horon.runner._sink import Sink, own_sinks
+from horon.runner._sink import Sink, close_all, own_sinks
 
-# Where a rank finds its pipes. They have names, since torch's agent closes all others.
-PIPES_VARIABLE = "HORON_RUN_PIPES"
 STREAMS = {1: "stdout", 2: "stderr"}  # by their descriptors
 
 _PIECE = 1 << 16
+# What a rank has started, and not waited for, may take so long to print what the rank has said last: `tee`, say.
+_LAST_WORDS_S = 0.2
+# A hurried sink takes a second.
+_MOST_HURRIED_S = 5
 
 
 @dataclass(frozen=True)
@@ -53,14 +54,17 @@ def folder_of(output: str, rank: int, size: int) -> Path:
 
 
 class OutputError(RuntimeError):
-    """A file for the output can not be written."""
+    """A pipe or a file for the output can not be had."""
 
 
 class Outputs:
     """Passes on what a host's ranks print, while it is entered.
 
     When it is left all that they have printed has been passed on, or nobody will read it. What they have left behind
-    may print on, and is not waited for.
+    is not waited for.
+
+    Attributes:
+        folder: Where ranks find their pipes. None: they have none, and print where this process does.
 
     Args:
         folder: For the pipes.
@@ -72,48 +76,31 @@ class Outputs:
     """
 
     def __init__(self, folder: Path, output: Output, ranks: range, size: int) -> None:
-        self._sinks = own_sinks()
-        self._sources: list[_Source] = []
+        self.folder: Path | None = None
+        self._threads: list[_Passing] = []
         with contextlib.ExitStack() as opened:
-            self._over = os.eventfd(0)
-            opened.callback(os.close, self._over)
-            for local_rank, rank in enumerate(ranks):
-                for stream, sink in self._sinks.items():
-                    if output == Output() and sink.is_terminal():
-                        continue
-                    path = pipe_of(folder, local_rank, stream)
-                    os.mkfifo(path, 0o600)
-                    # Before the rank opens it, which waits for that; there is no end before that either.
-                    pipe = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-                    opened.callback(os.close, pipe)
-                    tag = Tag(rank, stream, output.has_times) if output.is_tagged or output.has_times else None
-                    source = _Source(pipe, sink, tag)
-                    if output.folder is not None:
-                        source.copy_to(self._file(opened, folder_of(output.folder, rank, size) / stream))
-                    self._sources.append(source)
+            self._sinks = own_sinks()
+            opened.callback(close_all, self._sinks)
+            # A stream that is left alone would mix its lines if the other one were not: see take_pipes.
+            if output != Output() or not all(sink.is_terminal() for sink in self._sinks.values()):
+                self.folder = folder
+                sources: dict[Sink, list[_Source]] = {sink: [] for sink in self._sinks.values()}
+                for local_rank, rank in enumerate(ranks):
+                    for stream, sink in self._sinks.items():
+                        tag = Tag(rank, stream, output.has_times) if output.is_tagged or output.has_times else None
+                        pipe = _open_pipe(opened, pipe_of(folder, local_rank, stream))
+                        source = _Source(pipe, sink, tag)
+                        if output.folder is not None:
+                            path = folder_of(output.folder, rank, size) / stream
+                            source.copy_to(_Copy(opened, path, self._sinks["stderr"]))
+                        sources[sink].append(source)
+                # One for each place, so that nobody waits for the other place's reader.
+                self._threads = [_Passing(opened, of_sink) for of_sink in sources.values()]
             self._opened = opened.pop_all()
-        self.variables: Mapping[str, str] = self._variables(folder)
-        self._thread = threading.Thread(target=self._pass_on, daemon=True)
-
-    def _variables(self, folder: Path) -> dict[str, str]:
-        if not self._sources:
-            return {}
-        # A pipe is no terminal, and what ranks print would come at their end.
-        buffered = {} if "PYTHONUNBUFFERED" in os.environ else {"PYTHONUNBUFFERED": "1"}
-        return {PIPES_VARIABLE: str(folder), **buffered}
-
-    def _file(self, opened: contextlib.ExitStack, path: Path) -> Sink:
-        def say(error: Exception) -> None:
-            self._sinks["stderr"].write(f"horonrun: nothing more is written to {path}: {error}\n".encode())
-
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            return Sink(opened.enter_context(path.open("w")), say)
-        except OSError as error:
-            raise OutputError(f"the output can not be written to {path}: {error.strerror}") from error
 
     def __enter__(self) -> Outputs:
-        self._thread.start()
+        for thread in self._threads:
+            thread.start()
         return self
 
     def hurry(self) -> None:
@@ -121,32 +108,57 @@ class Outputs:
         for sink in self._sinks.values():
             sink.hurry()
 
-    def __exit__(self, *error: Any) -> None:
-        os.eventfd_write(self._over, 1)
+    def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
         try:
-            self._thread.join()
+            for thread in self._threads:
+                thread.finish()
+            for thread in self._threads:
+                thread.join()
         except BaseException:  # told to end, while somebody reads slowly
             self.hurry()
-            self._thread.join()
-            raise
+            for thread in self._threads:
+                thread.finish()
+            for thread in self._threads:
+                thread.join(_MOST_HURRIED_S)
+            if kind is None:  # else what has been found out is more
+                raise
         finally:
-            if not self._thread.is_alive():
+            if not any(thread.is_alive() for thread in self._threads):
                 self._opened.close()
 
-    def _pass_on(self) -> None:
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._over, selectors.EVENT_READ)
-            for source in self._sources:
-                selector.register(source.pipe, selectors.EVENT_READ, source)
-            while True:
-                ready = [key.data for key, _ in selector.select()]
-                if None in ready:
-                    break
-                for source in ready:
-                    if source.pass_on() == 0:
-                        selector.unregister(source.pipe)
-        for source in self._sources:
-            source.end()
+
+def _open_pipe(opened: contextlib.ExitStack, path: Path) -> int:
+    """Before the rank opens it, which waits for that; there is no end before that either."""
+    try:
+        os.mkfifo(path, 0o600)
+        pipe = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    except OSError as error:
+        raise OutputError(f"there can be no pipe at {path}: {error.strerror}; TMPDIR chooses another place") from error
+    opened.callback(os.close, pipe)
+    return pipe
+
+
+class _Copy:
+    """A file with what a rank prints."""
+
+    def __init__(self, opened: contextlib.ExitStack, path: Path, stderr: Sink) -> None:
+        self._path = path
+        self._stderr = stderr
+        self._is_written = True
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = opened.enter_context(path.open("wb", buffering=0))
+        except OSError as error:
+            raise OutputError(f"the output can not be written to {path}: {error.strerror}") from error
+
+    def write(self, data: bytes) -> None:
+        rest = memoryview(data)
+        try:
+            while rest and self._is_written:
+                rest = rest[self._file.write(rest) :]
+        except OSError as error:
+            self._is_written = False
+            self._stderr.write(f"horonrun: nothing more is written to {self._path}: {error.strerror}\n".encode())
 
 
 class _Source:
@@ -156,11 +168,11 @@ class _Source:
         self.pipe = pipe
         self._sink = sink
         self._tag = tag
-        self._file: Sink | None = None
+        self._copy: _Copy | None = None
         self._lines = Lines()
 
-    def copy_to(self, file: Sink) -> None:
-        self._file = file
+    def copy_to(self, copy: _Copy) -> None:
+        self._copy = copy
 
     def pass_on(self) -> int | None:
         """Passes on what has come; returns how many bytes. 0: the rank has closed it. None: there is nothing yet."""
@@ -168,8 +180,8 @@ class _Source:
             data = os.read(self.pipe, _PIECE)
         except BlockingIOError:
             return None
-        if self._file is not None:
-            self._file.write(data)
+        if self._copy is not None:
+            self._copy.write(data)
         self._write(self._lines.feed(data))
         return len(data)
 
@@ -184,11 +196,51 @@ class _Source:
         self._sink.write(lines if self._tag is None else self._tag.put_before(lines, time.asctime()))
 
 
+class _Passing(threading.Thread):
+    """Passes on what comes from some sources."""
+
+    def __init__(self, opened: contextlib.ExitStack, sources: list[_Source]) -> None:
+        super().__init__(daemon=True)
+        self._sources = sources
+        self._over = os.eventfd(0)
+        opened.callback(os.close, self._over)
+
+    def finish(self) -> None:
+        """The ranks have ended."""
+        os.eventfd_write(self._over, 1)
+
+    def run(self) -> None:
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._over, selectors.EVENT_READ)
+            for source in self._sources:
+                selector.register(source.pipe, selectors.EVENT_READ, source)
+            n_open = len(self._sources)
+            until_s: float | None = None
+            while n_open or until_s is None:
+                patience_s = None if until_s is None else until_s - time.monotonic()
+                if patience_s is not None and patience_s <= 0:
+                    break  # a rank has left somebody behind who holds its pipe
+                for key, _ in selector.select(patience_s):
+                    if key.data is None:
+                        until_s = time.monotonic() + _LAST_WORDS_S
+                        selector.unregister(self._over)
+                    elif key.data.pass_on() == 0:
+                        selector.unregister(key.data.pipe)
+                        n_open -= 1
+        for source in self._sources:
+            source.end()
+
+
 def take_pipes(folder: str, local_rank: int) -> None:
-    """What a rank does: from now on its output goes through its pipes, where there are any."""
+    """What a rank does: from now on its output goes through its pipes.
+
+    Python writes what it prints at once then, and a line in two pieces. So both streams have pipes, or none.
+    """
     for descriptor, stream in STREAMS.items():
-        path = pipe_of(Path(folder), local_rank, stream)
-        if path.exists():
-            pipe = os.open(path, os.O_WRONLY)
+        pipe = os.open(pipe_of(Path(folder), local_rank, stream), os.O_WRONLY)
+        if pipe == descriptor:  # it was closed
+            os.set_inheritable(pipe, True)
+        else:
             os.dup2(pipe, descriptor)
             os.close(pipe)
+    os.environ.setdefault("PYTHONUNBUFFERED", "1")  # what is buffered comes late, or never

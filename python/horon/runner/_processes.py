@@ -7,11 +7,12 @@ import os
 import socket
 import tempfile
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from horon.runner import _child
 from horon.runner._outputs import Output, Outputs
 
 # How long hosts that have answered may take to import torch and to find the first one. torch has ten minutes.
@@ -73,14 +74,17 @@ def start_and_wait(
     output: Output,
     place: Place | None = None,
     folder: str | None = None,
+    when_over: Callable[[], None] = lambda: None,
 ) -> None:
     """Runs `command` in `num_proc` processes, which have torchrun's variables. Returns when all have ended well.
 
     When one ends badly, the others of this host are ended, too, and none is started again.
 
     Args:
+        command: ``python -m`` and a module of this folder that takes the folder of its pipes as its first argument.
         output: What is done with what the processes print.
         place: This host among others, which do the same; None: it is the only one.
+        when_over: Called when they have ended, before the last that they have printed is passed on.
         folder: Where the agent and the processes may leave what they have to say. None: nobody wants it afterwards.
 
     Raises:
@@ -97,8 +101,9 @@ def start_and_wait(
     with (
         tempfile.TemporaryDirectory(prefix="horon-agent-") as own_folder,
         Outputs(Path(own_folder), output, range(first_rank, first_rank + num_proc), size) as outputs,
-        _set_meanwhile({**threads, **outputs.variables, **environment}),
+        _set_meanwhile({**threads, **environment}),
     ):
+        pipes = _child.NO_PIPES if outputs.folder is None else str(outputs.folder)
         config = LaunchConfig(
             **_meeting(place, {"timeout": start_timeout} if start_timeout else {}),
             nproc_per_node=num_proc,
@@ -107,10 +112,13 @@ def start_and_wait(
             logs_specs=DefaultLogsSpecs(log_dir=folder or own_folder),
         )
         try:
-            elastic_launch(config, command[0])(*command[1:])
+            elastic_launch(config, command[0])(*command[1:3], pipes, *command[3:])
         except (SignalException, KeyboardInterrupt):
-            outputs.hurry()
+            if place is None:  # else horonrun, which reads it, knows whether there is time
+                outputs.hurry()
             raise
+        finally:
+            when_over()
 
 
 def _meeting(place: Place | None, configuration: dict[str, Any]) -> dict[str, Any]:

@@ -1,10 +1,11 @@
 """A process of horon.run: calls the function that a folder holds, and leaves what it returned there.
 
-python -m horon.runner._task FOLDER
+python -m horon.runner._task PIPES FOLDER
 """
 
 from __future__ import annotations
 
+import io
 import os
 import pickle
 import sys
@@ -49,9 +50,11 @@ def read_result(folder: Path, rank: int) -> bytes:
 
 @record  # so that the agent learns the traceback of whoever fails
 def main() -> None:
-    folder = Path(sys.argv[1])
+    pipes, folder = sys.argv[1], Path(sys.argv[2])
     _child.die_with_parent()
-    _child.prepare()
+    _child.prepare(pipes)
+    if pipes != _child.NO_PIPES and isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)  # Python has begun without the variable
     result = find(folder)()
     result_of(folder, int(os.environ["RANK"])).write_bytes(cloudpickle.dumps(result))
 
