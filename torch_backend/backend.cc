@@ -137,10 +137,8 @@ std::function<void()> checker_of(const std::vector<int>& global_ranks) {
   if (global_ranks.empty()) {
     return {};
   }
-  return [global_ranks] {
-    LiveGroups::instance().check_alive(
-        global_ranks, concat("the group of ", name_ranks(global_ranks), " was made"));
-  };
+  return LiveGroups::checker(global_ranks,
+                             concat("the group of ", name_ranks(global_ranks), " was made"));
 }
 
 }  // namespace

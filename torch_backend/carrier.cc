@@ -84,7 +84,7 @@ Connected connect_all(const c10::intrusive_ptr<c10d::Store>& store, int rank,
         {Deadline::after(std::min(left, kMeetingPatience)), &look}, own_door());
     Connected connected;
     for (const RemotePeer& peer : streams[0]) {
-      connected.doors.push_back({peer.rank, peer.door});
+      connected.doors.push_back({peer.rank, peer.door, peer.description});
     }
     connected.bytes = std::make_shared<TcpByteTransport>(rank, static_cast<int>(numbers.size()),
                                                          std::move(streams[0]));

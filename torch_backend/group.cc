@@ -121,6 +121,8 @@ std::shared_ptr<Group> Group::make(const c10::intrusive_ptr<c10d::Store>& store,
   (void)stall_check_from_environment();  // what is wrong with them is said here
   (void)watch_from_environment();
   std::shared_ptr<Group> group(new Group(timeout));
+  group->n_ranks_ = identity.n_ranks;
+  group->global_ranks_ = identity.global_ranks;
   const Deadline deadline = Deadline::after(timeout);  // of everything together
   StoreAdapter adapter(store, std::move(look_around));
   // Here, where all ranks come by: groups of one name come again on the same store.
@@ -165,19 +167,52 @@ Group::~Group() {
   shutdown(Deadline::after(std::chrono::milliseconds(0)));
 }
 
+bool Group::knows_global_ranks() const {
+  return is_open() && !has_foreign_ranks_ && fork_generation_ == fork_generation();
+}
+
+int Group::global_rank(int rank) const {
+  return global_ranks_.empty() ? rank : global_ranks_[static_cast<std::size_t>(rank)];
+}
+
 std::optional<std::string> Group::find_ended(const std::vector<int>& global_ranks) const {
-  if (!shared_ || !is_open() || has_foreign_ranks_ || fork_generation_ != fork_generation()) {
+  const SharedGroup* const here = shared_ ? shared_.get() : on_host_.get();
+  if (here == nullptr || !knows_global_ranks()) {
     return std::nullopt;
   }
-  const Peers& peers = shared_->peers;
+  const Peers& peers = here->peers;
   for (int rank = 0; rank < peers.n_ranks(); ++rank) {
     const auto index = static_cast<std::size_t>(rank);
-    const int global_rank = peers.global_ranks.empty() ? rank : peers.global_ranks[index];
+    const int global_rank = this->global_rank(peers.number(rank));
     if (rank != peers.rank &&
         std::find(global_ranks.begin(), global_ranks.end(), global_rank) != global_ranks.end() &&
         has_ended(peers.peers[index].liveness_fd.get())) {
       return concat("rank ", global_rank, " (pid ", peers.peers[index].pid, ")");
     }
+  }
+  return std::nullopt;
+}
+
+std::optional<std::string> Group::find_ended_elsewhere(std::vector<int>* global_ranks) const {
+  if (!doors_ || !knows_global_ranks()) {
+    return std::nullopt;
+  }
+  std::vector<int> wanted;
+  for (int rank = 0; rank < n_ranks_; ++rank) {
+    if (std::find(global_ranks->begin(), global_ranks->end(), global_rank(rank)) !=
+        global_ranks->end()) {
+      wanted.push_back(rank);
+    }
+  }
+  if (const auto ended = doors_->ended_of(wanted); !ended.empty()) {
+    const DoorWatch::Neighbour& first = ended.front();
+    const int global_rank = this->global_rank(first.rank);
+    return global_rank == first.rank
+               ? first.description
+               : concat("rank ", global_rank, ", ", first.description, " of another group");
+  }
+  for (const int rank : doors_->known_of(wanted)) {
+    std::erase(*global_ranks, global_rank(rank));
   }
   return std::nullopt;
 }

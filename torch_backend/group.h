@@ -66,9 +66,14 @@ class Group {
     return device_side_;
   }
 
-  // Who of these has ended: "rank 1 (pid 123)", numbered as in the default group. Nobody, as far as
-  // a group knows that spans hosts, is closed, is the parent process's, or has foreign ranks.
+  // Who of these has ended of those that share memory with this one: "rank 1 (pid 123)", numbered
+  // as in the default group. Nobody, as far as a group knows that is closed, is the parent
+  // process's, or has foreign ranks.
   std::optional<std::string> find_ended(const std::vector<int>& global_ranks) const;
+
+  // The same of those on other hosts, as far as these say so (DoorWatch), and then takes whom it
+  // knows off the list: nobody else need ask. May block for a fifth of a second.
+  std::optional<std::string> find_ended_elsewhere(std::vector<int>* global_ranks) const;
 
   // Whose processes have ended: of the ranks that share memory with this one, and of those whose
   // hosts say so (DoorWatch); also after the group has. May block for a fifth of a second.
@@ -100,6 +105,10 @@ class Group {
   void set_failed() { has_failed_.store(true, std::memory_order_relaxed); }
 
  private:
+  // Whether it can say something of ranks of the default group.
+  bool knows_global_ranks() const;
+  int global_rank(int rank) const;
+
   // An abort often follows from a death that the aborting rank alone has noticed.
   std::string with_the_dead(const std::string& reason) const;
 
@@ -107,6 +116,8 @@ class Group {
 
   const std::uint32_t fork_generation_ = fork_generation();
   bool has_foreign_ranks_ = false;  // constant once others see the group
+  int n_ranks_ = 0;
+  std::vector<int> global_ranks_;  // by rank; empty: the same
   std::atomic<bool> has_failed_{false};
   std::atomic<bool> is_open_{true};
   std::atomic<std::chrono::milliseconds> timeout_;

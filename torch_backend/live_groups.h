@@ -1,6 +1,7 @@
 // The groups of this process, so that exit can say goodbye for those that nobody destroyed.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -20,10 +21,16 @@ class LiveGroups {
   void add(const std::shared_ptr<Group>& group);
 
   // Who of these ranks of the default group has ended, as far as any group knows: see Group.
-  std::optional<std::string> find_ended(const std::vector<int>& global_ranks);
+  // `elsewhere`: other hosts are asked, too, which may take a fifth of a second.
+  std::optional<std::string> find_ended(const std::vector<int>& global_ranks, bool elsewhere);
 
   // Throws PeerLostError, "rank 1 (pid 4711) died before <what>", if one of them has.
-  void check_alive(const std::vector<int>& global_ranks, const std::string& what);
+  void check_alive(const std::vector<int>& global_ranks, const std::string& what, bool elsewhere);
+
+  // Does that whenever it is called. Other hosts are asked when that has lasted a second: most
+  // groups are made sooner, and of many ranks each would ask all.
+  static std::function<void()> checker(const std::vector<int>& global_ranks,
+                                       const std::string& what);
 
   // For the end of the process: shuts all groups down, together taking at most `drain` for pending
   // operations. Threads that wait inside an operation are left there.

@@ -133,9 +133,7 @@ NamedEngineHost::NamedEngineHost(const c10::intrusive_ptr<c10d::Store>& store, i
   parts.rank = rank;
   parts.n_ranks = size;
   // Once there is a control channel, it tells who has died.
-  const auto look_around = [&] {
-    LiveGroups::instance().check_alive(watched_ranks, "hvd.init() was done");
-  };
+  const auto look_around = LiveGroups::checker(watched_ranks, "hvd.init() was done");
   Control control = open_control(store, identity, options, named, look_around);
   has_spare_cores_ = control.has_spare_cores;
   parts.channel = std::move(control.channel);

@@ -1,5 +1,6 @@
 #include "watch/door_watch.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "watch/watch_door.h"
@@ -46,23 +47,53 @@ void DoorWatch::reach(const Deadline& deadline) {
 
 bool DoorWatch::has_ended(const Entry& entry) const { return entry.n_refusals >= kRefusals; }
 
-std::vector<int> DoorWatch::ended() {
+// Those of the wanted ones that have ended.
+template <typename IsWanted>
+std::vector<DoorWatch::Neighbour> DoorWatch::ended_where(const IsWanted& is_wanted) {
   const std::lock_guard lock(mutex_);
   if (Clock::now() >= next_look_) {
-    look([&](const Entry& entry) { return entry.is_known && !has_ended(entry); },
-         Deadline::after(kLookPatience),
-         [](Entry& entry, DoorState state) {
-           entry.n_refusals = state == DoorState::kRefused ? entry.n_refusals + 1 : 0;
-         });
+    look(
+        [&](const Entry& entry) {
+          return entry.is_known && !has_ended(entry) && is_wanted(entry.neighbour.rank);
+        },
+        Deadline::after(kLookPatience),
+        [](Entry& entry, DoorState state) {
+          entry.n_refusals = state == DoorState::kRefused ? entry.n_refusals + 1 : 0;
+        });
     next_look_ = Clock::now() + kBetweenLooks;
   }
-  std::vector<int> ranks;
+  std::vector<Neighbour> found;
   for (const Entry& entry : entries_) {
-    if (has_ended(entry)) {
-      ranks.push_back(entry.neighbour.rank);
+    if (has_ended(entry) && is_wanted(entry.neighbour.rank)) {
+      found.push_back(entry.neighbour);
     }
   }
+  return found;
+}
+
+std::vector<int> DoorWatch::ended() {
+  std::vector<int> ranks;
+  for (const Neighbour& neighbour : ended_where([](int) { return true; })) {
+    ranks.push_back(neighbour.rank);
+  }
   return ranks;
+}
+
+std::vector<DoorWatch::Neighbour> DoorWatch::ended_of(const std::vector<int>& ranks) {
+  return ended_where(
+      [&](int rank) { return std::find(ranks.begin(), ranks.end(), rank) != ranks.end(); });
+}
+
+std::vector<int> DoorWatch::known_of(const std::vector<int>& ranks) const {
+  const std::lock_guard lock(mutex_);
+  std::vector<int> known;
+  for (const Entry& entry : entries_) {
+    if (entry.is_known &&
+        std::find(ranks.begin(), ranks.end(), entry.neighbour.rank) != ranks.end()) {
+      known.push_back(entry.neighbour.rank);
+    }
+  }
+  return known;
 }
 
 }  // namespace horon

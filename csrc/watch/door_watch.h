@@ -7,6 +7,7 @@
 #pragma once
 
 #include <mutex>
+#include <string>
 #include <vector>
 
 #include "core/deadline.h"
@@ -20,6 +21,7 @@ class DoorWatch {
   struct Neighbour {
     int rank = 0;
     Door door;
+    std::string description = {};  // "rank 1 (pid 123 on host-b)"
   };
 
   // Doors that are none say nothing.
@@ -33,6 +35,12 @@ class DoorWatch {
   // of a second at most where some do not answer.
   std::vector<int> ended();
 
+  // The same of these only; and who they are.
+  std::vector<Neighbour> ended_of(const std::vector<int>& ranks);
+
+  // Of these, those about whom it can say something.
+  std::vector<int> known_of(const std::vector<int>& ranks) const;
+
  private:
   struct Entry {
     Neighbour neighbour;
@@ -43,8 +51,10 @@ class DoorWatch {
   bool has_ended(const Entry& entry) const;
   template <typename IsWanted, typename Take>
   void look(const IsWanted& is_wanted, const Deadline& deadline, const Take& take);
+  template <typename IsWanted>
+  std::vector<Neighbour> ended_where(const IsWanted& is_wanted);
 
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
   std::vector<Entry> entries_;     // guarded by mutex_
   Clock::time_point next_look_{};  // guarded by mutex_
 };

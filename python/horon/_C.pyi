@@ -308,6 +308,8 @@ def shutdown_all(drain: timedelta) -> None: ...
 def check_alive(global_ranks: list[int], what: str) -> None:
     """Raises DistBackendError, "rank 1 (pid 4711) died before <what>", if one of these ranks did.
 
+    Other hosts are asked, too, which may take a fifth of a second.
+
     Args:
         global_ranks: Ranks of the default group.
     """

@@ -37,6 +37,27 @@ TEST_CASE("door watch: a process has ended when its door is closed that was open
   REQUIRE(watch.ended() == std::vector<int>{5});
 }
 
+TEST_CASE("door watch: whom nobody asks about is not looked at") {
+  auto first = std::make_unique<WatchPost>(WatchPost::Tell());
+  auto second = std::make_unique<WatchPost>(WatchPost::Tell());
+  DoorWatch watch({{3, {"127.0.0.1", first->open_door()}, "rank 3 (pid 33 on a)"},
+                   {5, {"127.0.0.1", second->open_door()}, "rank 5 (pid 55 on b)"},
+                   {6, {}, "rank 6 (pid 66 on c)"}});
+  watch.reach(patient());
+  REQUIRE(watch.known_of({1, 5, 6}) == std::vector<int>{5});
+  first.reset();
+  second.reset();
+  const Deadline deadline = patient();
+  std::vector<DoorWatch::Neighbour> ended;
+  while (ended.empty() && !deadline.has_passed()) {
+    ended = watch.ended_of({5, 6});
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  REQUIRE(ended.size() == 1);
+  REQUIRE(ended[0].rank == 5);
+  REQUIRE(ended[0].description == "rank 5 (pid 55 on b)");
+}
+
 TEST_CASE("door watch: a door that could never be reached says nothing") {
   DoorKey key;
   {

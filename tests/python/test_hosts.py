@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from harness import assert_clean_exits, expect_error, on_gloo, run_fresh_processes, run_ranks
-from host_groups import group_over_hosts
+from host_groups import group_over_hosts, join
 from operations import KINDS, start
 
 pytestmark = pytest.mark.skipif(on_gloo(), reason="gloo: is what carries them")
@@ -193,3 +193,36 @@ def test_gloo_that_fails_on_one_rank_is_an_error_on_all_at_once(tmp_path: Path) 
     path = str(tmp_path / "store")
     env = {"HORON_CARRIER": "gloo"}
     assert_clean_exits(run_fresh_processes(_gloo_fails_on_one, 3, path, init=False, timeout=60, env=env))
+
+
+def _dead_before_a_group_is_made(
+    rank: int, world_size: int, hosts: list[int], path: str, dead: int, members: list[int]
+) -> None:
+    join(rank, hosts, path, timeout_s=600)  # longer than the test may take
+    dist.barrier()
+    if rank == dead:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if rank in members:
+        named = ", ".join(map(str, members[:-1])) + f" and {members[-1]}"
+        expect_error(lambda: dist.new_group(members), f"rank {dead} (pid ", f"died before the group of ranks {named} ")
+    else:
+        dist.new_group(members)
+    left = [number for number in range(world_size) if number != dead]
+    group = dist.new_group(left)
+    numbers = torch.tensor([float(rank)])
+    dist.all_reduce(numbers, group=group)
+    assert numbers.item() == sum(left)
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize(
+    ("hosts", "dead", "members"),
+    [([0, 1], 1, [0, 1]), ([0, 0, 1], 1, [0, 1, 2]), ([0, 0, 1], 2, [1, 2]), ([0, 1, 1, 2], 0, [0, 2, 3])],
+    ids=str,
+)
+def test_a_group_with_a_rank_that_is_dead(tmp_path: Path, hosts: list[int], dead: int, members: list[int]) -> None:
+    path = str(tmp_path / "store")
+    outcomes = run_fresh_processes(
+        _dead_before_a_group_is_made, len(hosts), hosts, path, dead, members, init=False, timeout=60
+    )
+    assert_clean_exits(outcomes, [-signal.SIGKILL if rank == dead else 0 for rank in range(len(hosts))])
