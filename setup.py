@@ -16,6 +16,8 @@ A build to be installed compiles a dozen files at a time, which takes half as lo
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import re
 import shlex
@@ -24,6 +26,7 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
@@ -263,6 +266,21 @@ def cuda_architectures(torch_list: str, toolkit: tuple[int, int]) -> str:
     return ";".join(architectures)
 
 
+@contextlib.contextmanager
+def alone_in(folder: Path) -> Iterator[None]:
+    """Waits for another build in a folder. Two at once take each other's files of dependencies away, and then ninja
+    compiles nothing anew when a header changes.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / "lock", "w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print(f"horon: another build is at work in {folder}; waiting for it", flush=True)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
 class BuildPackage(build_py):
     """Copies the package; what an earlier build left (a module that is gone since) does not get in."""
 
@@ -311,9 +329,10 @@ class BuildExtension(build_ext):
         ]
         generator = "Ninja" if ninja else "Unix Makefiles"
         configure += [f"-G{generator}"] + ([f"-DCMAKE_MAKE_PROGRAM={ninja}"] if ninja else [])
-        discard_foreign_cache(folder, generator)
-        self.call(configure)
-        self.call([cmake, "--build", str(folder), "--target", "_C", "--parallel", str(self.jobs())])
+        with alone_in(folder.parent):
+            discard_foreign_cache(folder, generator)
+            self.call(configure)
+            self.call([cmake, "--build", str(folder), "--target", "_C", "--parallel", str(self.jobs())])
 
     def is_unity(self) -> bool:
         """Whether several files are compiled as one."""
