@@ -152,6 +152,11 @@ def _saying_that_the_store_is_gone() -> Iterator[None]:
         ) from error
 
 
+def has_begun(store: Any, members: Collection[int]) -> bool:
+    """Whether one of them has called agree_on_survivors."""
+    return any(store.add(f"came/{member}", 0) > 0 for member in members)
+
+
 def _agree(
     whole: Any, me: int, members: Collection[int], ended: Callable[[], Collection[int]], deadline_s: float
 ) -> list[int]:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import math
 import os
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -21,19 +23,23 @@ from horon import (
     _backend,  # registers its own goodbye at exit, which has to come after ours
     _register,
 )
-from horon._joined import tell_launcher
-from horon._survivors import agree_on_survivors
+from horon._joined import launcher_store, tell_launcher
+from horon._newcomers import NEWCOMER_VARIABLE, RESTARTS_VARIABLE, Admission, Registry, tell_leaving
+from horon._survivors import agree_on_survivors, has_begun
 from horon.common._elastic_settings import elastic_settings
 from horon.common._launch import Launch, find_launch
 from horon.common._order_guard import OrderGuard
 from horon.common._rendezvous import make_store
 from horon.common._topology import Place, Topology, derive_topology, exchange_places, this_host
-from horon.common.exceptions import NOT_INITIALIZED, NotInitializedError
+from horon.common.exceptions import NOT_INITIALIZED, HorovodInternalError, NotInitializedError
 
 # Shorter ones are 0 in milliseconds, in which stores and groups count. Much longer ones overflow clocks that count
 # nanoseconds; the engine ends its waits after a year in any case.
 _LEAST_TIMEOUT_S = 0.001
 _MOST_TIMEOUT_S = 10 * 365 * 24 * 3600
+# How often it is looked at least for what another rank decides.
+_LONGEST_LOOK_S = 0.25
+_STARTS_PER_ADMISSION = 1_000_000  # more than there will be
 _FORKED = (
     "horon: hvd.init() in a process that was forked from one of {size} ranks after its hvd.init(): it would wait for "
     "the other ranks in vain. hvd.rank() and hvd.size() work here as they are; remove the call. For a process that is "
@@ -125,6 +131,10 @@ class Context:
         self._members: list[int] = []
         self._witness: Any = None
         self._is_going_on = False  # between leave_behind() and the end of the init() after it
+        # Who was let in when: now, and when the witness was made. The registry is None where nobody comes.
+        self._admission = self._witnessed = Admission()
+        self._registry: Registry | None = None
+        self._newcomer: int | None = None  # this process, until it has met the others
         self._guard = OrderGuard()
         self._pid = os.getpid()
         self._exit_registered = False
@@ -185,7 +195,10 @@ class Context:
                     raise RuntimeError(_FORKED.format(size=self._topology.size))
                 self._forget_parent()
             if self._engine is None:
-                self._start(comm, process_sets)
+                if self._is_to_be_let_in():
+                    self._come(comm, process_sets)
+                else:
+                    self._start(comm, process_sets)
                 return [
                     self._add_process_set(ranks, index if index in may_differ else None)
                     for index, ranks in enumerate(process_sets)
@@ -232,6 +245,13 @@ class Context:
             engine.shutdown()
             if made_group is not None and dist.is_initialized() and dist.group.WORLD is made_group:
                 dist.destroy_process_group()
+
+    def _end(self) -> None:
+        """At the end of the process."""
+        self.shutdown()
+        if self._registry is not None and self._pid == os.getpid():
+            with contextlib.suppress(Exception):  # nobody waits to be let in
+                tell_leaving(self._registry, os.environ)
 
     def numbers(self, kind: str, process_set: int) -> Numbers:
         """The numbers of operations without a name, counted by kind and process set.
@@ -280,6 +300,7 @@ class Context:
                 made_group = dist.group.WORLD
                 if elastic_settings(os.environ) is not None:
                     self._members, self._witness = members, made_group._get_backend(torch.device("cpu"))
+                    self._witnessed = self._admission
             # Those that the default group counts as the job does.
             watched = list(range(launch.size)) if made_group is not None or comm is None else []
             topology = _exchange_topology(
@@ -294,6 +315,8 @@ class Context:
                 watched,
             )
             tell_launcher()
+            if self._registry is None and os.environ.get(RESTARTS_VARIABLE) and self._witness is not None:
+                self._registry = Registry(launcher_store())
             _start_timeline(engine, launch.rank)
         except BaseException:
             if engine is not None:
@@ -305,14 +328,14 @@ class Context:
         self._numbers.clear()
         self._n_joins = 0
         self.era += 1
-        self.generation = generation
+        self.generation = self._admission.number * _STARTS_PER_ADMISSION + generation
         self.pending = {}
         self.allreduce, self.take = engine.calls()
         self._engine, self._topology, self._made_group = engine, topology, made_group
         if made_group is not None:
             self._guard.install()
         if not self._exit_registered:
-            atexit.register(self.shutdown)
+            atexit.register(self._end)
             self._exit_registered = True
 
     def _meet(
@@ -332,6 +355,8 @@ class Context:
             if self._job_store is None:
                 self._job_store = make_store(launch, timeout)
             store = self._job_store
+        if self._admission.number > 0:  # newcomers have counted nothing yet
+            store = dist.PrefixStore(f"horon/admission/{self._admission.number}", store)
         ranks = list(comm) if comm is not None else []
         if ranks and ranks != list(range(launch.size)):
             launch = _within(ranks, launch)
@@ -356,15 +381,15 @@ class Context:
             RuntimeError: Too few are left, the others have gone on without this rank, or the store is gone.
         """
         with self._lock:
-            if self._witness is None or len(self._members) < 2:
+            before, rank = self._left or self._members, find_launch(os.environ).rank
+            if (self._witness is None and self._newcomer is None) or len(before) < 2:
                 return False
             self._is_going_on = True
-            members, witness, rank = self._members, self._witness, find_launch(os.environ).rank
             left = agree_on_survivors(
-                dist.PrefixStore("horon/elastic", self._job_store),
+                self._agreements(),
                 rank,
-                self._left or members,
-                lambda: [members[ended] for ended in witness.ended_ranks()],
+                before,
+                self._ended,
                 time.monotonic() + timeout.total_seconds(),
             )
             if rank not in left:
@@ -375,20 +400,106 @@ class Context:
                 raise RuntimeError(
                     f"horon: {len(left)} ranks of the job are left, {left}, and it is to have at least {least}."
                 )
-            before, self._left = self._left or members, left
+            self._left = left
             return len(left) < len(before)
+
+    def _agreements(self) -> Any:
+        """The part of the store where ranks agree who is left; newcomers have not been there before."""
+        number = self._admission.number
+        return dist.PrefixStore(f"horon/elastic/{number}" if number else "horon/elastic", self._job_store)
+
+    def has_newcomers(self) -> bool:
+        """Whether processes wait to be let in. Asks the launcher's store, in jobs whose ranks are started anew."""
+        if self._registry is None:
+            return False
+        try:
+            return self._registry.n_come() > len(self._admission.seen)
+        except RuntimeError:  # the launcher is gone
+            return False
+
+    def let_newcomers_in(self, timeout: timedelta) -> None:
+        """Agrees with the other ranks on who takes part from now on: init() then starts with these.
+
+        For after shutdown(). All ranks call it.
+
+        Args:
+            timeout: For one that does not say, of which it is not known whether it has ended.
+        """
+        with self._lock:
+            if self._registry is None:
+                return
+            self._is_going_on = True
+            before, rank = self._left or self._members, find_launch(os.environ).rank
+            deadline_s = time.monotonic() + timeout.total_seconds()
+            pause_s = 0.001
+            while (decision := self._registry.decision(self._admission.number + 1)) is None:
+                ended = self._ended()
+                first = next(other for other in before if other not in ended)
+                if first == rank or time.monotonic() > deadline_s:
+                    self._registry.decide(self._admission, before)
+                else:
+                    time.sleep(pause_s)
+                    pause_s = min(1.5 * pause_s, _LONGEST_LOOK_S)
+            self._registry.tell_admitted(decision)
+            self._admission, self._left = decision, list(decision.members)
+
+    def _is_to_be_let_in(self) -> bool:
+        return NEWCOMER_VARIABLE in os.environ and self._admission.number == 0 and not dist.is_initialized()
+
+    def _come(self, comm: Any, process_sets: Sequence[Sequence[int]]) -> None:
+        """Waits until the job's ranks let this process in, and starts with them."""
+        settings = elastic_settings(os.environ)
+        assert settings is not None  # of whom horonrun has started
+        number, rank = int(os.environ[NEWCOMER_VARIABLE]), find_launch(os.environ).rank
+        registry = Registry(launcher_store())
+        registry.come(number, rank)
+        print(f"horon: rank {rank}, started anew, waits until the others commit", file=sys.stderr, flush=True)
+        pause_s = 0.01
+        while (admission := registry.admission_of(number)) is None:
+            if registry.is_over(find_launch(os.environ).size):
+                print(f"horon: rank {rank}, started anew, ends: the others are done", file=sys.stderr, flush=True)
+                raise SystemExit(0)
+            time.sleep(pause_s)
+            pause_s = min(1.5 * pause_s, _LONGEST_LOOK_S)
+        self._registry, self._newcomer, self._is_going_on = registry, number, True
+        self._admission, self._left = admission, list(admission.members)
+        while True:
+            try:
+                self._start(comm, process_sets)
+                break
+            except (dist.DistBackendError, HorovodInternalError):  # most likely another one has died since
+                if not self.leave_behind(settings.least, settings.timeout):
+                    raise
+        registry.tell_met(number)
+        self._newcomer = None
+
+    def _ended(self) -> list[int]:
+        """Ranks of the job whose processes have been seen to end: those that take part, not who was the same rank
+        before them.
+        """
+        newcomers = self._admission.newcomers
+        ended = self._witness.ended_ranks() if self._witness is not None else []
+        lost = {self._members[one] for one in ended}
+        found = [rank for rank in lost if self._witnessed.newcomers.get(rank) == newcomers.get(rank)]
+        if self._registry is None:
+            return found
+        return [*found, *(rank for rank, number in newcomers.items() if self._registry.has_ended(number))]
 
     def _find_lost(self, members: list[int]) -> str | None:
         """Who of these has been seen to end by the group that init() has made before."""
         if not self._is_going_on:
             return None
-        lost = [self._members[ended] for ended in self._witness.ended_ranks() if self._members[ended] in members]
+        lost = sorted({rank for rank in self._ended() if rank in members})
+        if not lost and self._newcomer is not None and has_begun(self._agreements(), members):  # who has seen more
+            return "hvd.init: the others begin once more, most likely because another one died"
         return f"hvd.init: rank(s) {lost} of the job died before it was done" if lost else None
 
     def _forget_parent(self) -> None:
         """In a forked child: what the parent had is not ours to end."""
         self._engine = self._topology = self._made_group = self._job_store = self._witness = None
         self._is_going_on = False
+        self._registry = self._newcomer = None
+        self._admission = self._witnessed = Admission()
         self._guard.remove()
         self.allreduce, self.take = _refuse, _know_nothing
         self.pending.clear()

@@ -1,20 +1,23 @@
 """State that survives a failed collective, and the loop that starts over. Source: Horovod 0.28.1 ``common.elastic``.
 
 A failed collective restores the last commit and starts over, with the same ranks or, where that was asked for, without
-those that have died. None are added.
+those that have died. Where it was asked for, too, others come in their place.
 """
 
 from __future__ import annotations
 
 import functools
 import queue
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from horon.common._context import default_context
 from horon.common.exceptions import HorovodInternalError, HostsUpdatedInterrupt
 
 kHostsRemoved = 1
 """Horovod's ``HostUpdateResult.removed``: nobody new has to be told the state."""
+_HOSTS_ADDED = 2
 
 
 class State:
@@ -60,7 +63,13 @@ class State:
         self.check_host_updates()
 
     def check_host_updates(self) -> None:
-        """Raises HostsUpdatedInterrupt on all ranks if rank 0 has got a message about hosts. All ranks call it."""
+        """Raises HostsUpdatedInterrupt on all ranks if rank 0 has got a message about hosts. All ranks call it.
+
+        So it does when processes wait to be let in, which horonrun has started in the place of ranks that had died.
+        """
+        if self._rank() == 0 and default_context.has_newcomers():
+            # Later than the last one's, by another rank 0 with another clock.
+            self.on_hosts_updated(max(time.time(), self._last_updated_timestamp + 0.001), _HOSTS_ADDED)
         before = latest = self._last_updated_timestamp
         update = 0
         while not self._host_messages.empty():

@@ -11,6 +11,7 @@ import signal
 import sys
 from collections.abc import Mapping
 
+from horon._newcomers import RESTARTS_VARIABLE
 from horon.runner import _outputs
 
 _PR_SET_PDEATHSIG = 1
@@ -67,7 +68,7 @@ def main() -> None:
     if least is not None:
         from horon.runner._expendable import run_expendable
 
-        sys.exit(run_expendable(command, int(least)))
+        sys.exit(run_expendable(command, int(least), int(os.environ.get(RESTARTS_VARIABLE, "0"))))
     become(command)
 
 

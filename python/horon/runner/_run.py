@@ -20,15 +20,15 @@ from horon.runner._outputs import Output
 from horon.runner._ssh import Ssh
 
 _ELASTIC = (
-    "no ranks are added while a job runs. With horonrun --min-np and hvd.elastic.run one goes on without ranks that "
-    "have died, and torchrun --max-restarts starts a job again that has failed"
+    "no hosts are added while a job runs. With horonrun --min-np and hvd.elastic.run one goes on without ranks that "
+    "have died, and with --max-restarts they come again"
 )
 _MPI = "start the script itself with mpirun: hvd.init() reads its variables"
 # What horovod.run takes and there is nothing for, with the reason.
 REFUSED: Mapping[str, str] = {
     "host_discovery_script": _ELASTIC,
     "slots": _ELASTIC,
-    "reset_limit": "-np and --min-np say how many ranks may be lost",
+    "reset_limit": "-np and --min-np say how many ranks may be lost, --max-restarts how many come again",
     "cooldown_range": _ELASTIC,
     "use_mpi": _MPI,
     "mpi_args": _MPI,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +13,7 @@ from horon.common._context import default_context
 from horon.common._elastic_settings import elastic_settings
 from horon.common.basics import init, shutdown
 from horon.common.elastic import ObjectState, State, run_fn
-from horon.common.exceptions import HorovodInternalError
+from horon.common.exceptions import HorovodInternalError, HostsUpdatedInterrupt
 from horon.torch.elastic.sampler import ElasticSampler
 from horon.torch.elastic.state import TorchState
 
@@ -24,7 +25,7 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
 
     Before each call the state of rank 0 is sent to all. After a HorovodInternalError the state goes back to its last
     commit, horon is shut down and started again, and the function is called anew; after a HostsUpdatedInterrupt, the
-    same without going back. All ranks have to use it.
+    same without going back, and with those that have come. All ranks have to use it.
 
     With HORON_ELASTIC_MIN_NP set, as ``horonrun --min-np`` does, ranks that have died are left behind, and the others
     are numbered anew; without it, all have to come again. The launcher must not end the job when a rank dies, and the
@@ -36,17 +37,32 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
     Source: Horovod 0.28.1 ``elastic.run``.
     """
     elastic_settings(os.environ)  # what is wrong with them is said now, and not when a rank is lost
-    return run_fn(func, _reset)
+    lets_in = False
+
+    @functools.wraps(func)
+    def noted(*args: Any, **kwargs: Any) -> Any:
+        nonlocal lets_in
+        lets_in = False
+        try:
+            return func(*args, **kwargs)
+        except HostsUpdatedInterrupt:
+            lets_in = True
+            raise
+
+    return run_fn(noted, lambda: _reset(lets_in))
 
 
-def _reset() -> None:
+def _reset(lets_in: bool) -> None:
     settings = elastic_settings(os.environ)
     failed: RuntimeError | None = None
     while True:
         shutdown()  # first: those that still wait in something learn that they are to come, too
-        has_shrunk = settings is not None and default_context.leave_behind(settings.least, settings.timeout)
-        if failed is not None and not has_shrunk:
-            raise failed
+        if settings is not None and lets_in and failed is None:
+            default_context.let_newcomers_in(settings.timeout)
+        else:
+            has_shrunk = settings is not None and default_context.leave_behind(settings.least, settings.timeout)
+            if failed is not None and not has_shrunk:
+                raise failed
         try:
             init()
             return
