@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import os
 from datetime import timedelta
 from typing import Any
 
@@ -15,6 +16,7 @@ import torch.distributed as dist  # noqa: E402  (after the version check, which 
 from horon import _C  # noqa: E402
 from horon import _where as _where  # noqa: E402  (C++ asks it, and must not have to read a file then)
 from horon._joined import tell_launcher  # noqa: E402
+from horon._newcomers import check_may_meet  # noqa: E402
 
 Options = _C.Options
 
@@ -41,8 +43,10 @@ def create_backend(opts: Any, pg_options: Any = None) -> Any:
 
     Raises:
         TypeError: ``pg_options`` is of another backend.
+        RuntimeError: This process was started in the place of a rank that has died, and the others did not let it in.
         torch.distributed.DistBackendError: A rank did not come within the timeout.
     """
+    check_may_meet(os.environ)
     if pg_options is None:
         options = Options()
     elif isinstance(pg_options, Options):

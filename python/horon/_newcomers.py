@@ -1,32 +1,79 @@
 """Processes that come while a job runs, in the place of ranks that have died.
 
 horonrun starts them (runner/_expendable.py), each with a number of its own. They say in the launcher's store that they
-are there, and wait. The ranks of the job see that when they commit, and agree whom they let in: the first decision
-counts. From then on these are ranks like the others.
+are there, and wait. The ranks of the job see that when they commit. Whenever they start over, for whatever reason, they
+agree first who is left, and then whom they let in: the first decision counts. From then on these are ranks like the
+others.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-from collections.abc import Collection, Mapping, Sequence
+import uuid
+from collections.abc import Collection, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+# For the rank, which takes them out of its environment: processes that it starts are none.
 NEWCOMER_VARIABLE = "HORON_ELASTIC_NEWCOMER"  # this process's number; not there: it has been here from the beginning
-NOTES_VARIABLE = "HORON_ELASTIC_NOTES"  # a descriptor to which a rank writes when it has said that it leaves
+NOTES_VARIABLE = "HORON_ELASTIC_NOTES"  # a pipe, as descriptor.inode: a rank writes when it has said that it leaves
 RESTARTS_VARIABLE = "HORON_ELASTIC_RESTARTS"  # how many may come
 
 
-def process_name(environment: Mapping[str, str]) -> str:
-    """Of a rank and all newcomers in its place."""
-    return f"{environment['RANK']}.{environment.get(NEWCOMER_VARIABLE, '0')}"
+@dataclass(frozen=True)
+class Place:
+    """This process's, in a job whose ranks are started anew.
+
+    Attributes:
+        newcomer: Its number; 0: it has been here from the beginning.
+        notes: As the variable.
+    """
+
+    rank: int
+    newcomer: int
+    notes: str
+
+    @property
+    def name(self) -> str:
+        """Of a rank and all newcomers in its place."""
+        return f"{self.rank}.{self.newcomer}"
+
+    def note(self) -> None:
+        """Tells the process behind which this one stands that it need not say anything: it would have to import torch.
+
+        The descriptor is something else's if somebody in between has closed it.
+        """
+        descriptor, _, inode = self.notes.partition(".")
+        with contextlib.suppress(OSError, ValueError):
+            if os.fstat(int(descriptor)).st_ino == int(inode):
+                os.write(int(descriptor), b"!")
 
 
-def tell_leaving(registry: Registry, environment: Mapping[str, str]) -> None:
-    """What a rank does at its end: the process behind which it stands would have to import torch for that."""
-    registry.tell_leaving(process_name(environment))
-    os.write(int(environment[NOTES_VARIABLE]), b"!")
+def take_place(environment: MutableMapping[str, str], rank: int) -> Place | None:
+    """Takes the variables away. None: there are none, or a number is none."""
+    restarts, newcomer, notes = (
+        environment.pop(name, "") for name in (RESTARTS_VARIABLE, NEWCOMER_VARIABLE, NOTES_VARIABLE)
+    )
+    return Place(rank, int(newcomer or "0"), notes) if restarts else None
+
+
+_is_waiting = False
+
+
+def set_waiting(is_waiting: bool) -> None:
+    global _is_waiting
+    _is_waiting = is_waiting
+
+
+def check_may_meet(environment: Mapping[str, str]) -> None:
+    """Raises RuntimeError in a process that was started anew, and was not let in: the others have their groups."""
+    if _is_waiting or environment.get(NEWCOMER_VARIABLE, "0") != "0":
+        raise RuntimeError(
+            "horon: this process was started in the place of a rank that has died (horonrun --max-restarts), and joins "
+            "the others in hvd.init(), when they start over under hvd.elastic.run. It can not make their groups itself."
+        )
 
 
 @dataclass(frozen=True)
@@ -132,35 +179,38 @@ class Registry:
         return int(self._store.add("leaving", 0)) >= size - int(self._store.add("lost", 0))
 
     def tell_leaving(self, process: str) -> None:
-        """That process, which process_name() names, is about to end well."""
-        self._store.set(f"leaving/{process}", "")
-        self._store.add("leaving", 1)
+        """That process, which Place.name names, is about to end well. It may be said twice."""
+        mine = str(uuid.uuid4())
+        if self._store.compare_set(f"leaving/{process}", "", mine) == mine.encode():
+            self._store.add("leaving", 1)
 
     # ---- the ranks'
 
     def n_come(self) -> int:
+        """Changes when somebody has come."""
         return int(self._store.add("come", 0))
+
+    def waiting(self) -> dict[int, int]:
+        """The rank of each that has ever come, by number."""
+        keys = {number: f"newcomer/{number}/rank" for number in range(1, int(self._store.add("restarts", 0)) + 1)}
+        return {number: int(self._store.get(key)) for number, key in keys.items() if self._store.check([key])}
 
     def has_ended(self, number: int) -> bool:
         return bool(self._store.check([f"newcomer/{number}/ended"]))
 
-    def decision(self, number: int) -> Admission | None:
-        """What was decided as the number-th admission; None: nothing yet."""
-        key = f"admission/{number}"
-        return Admission.decode(self._store.get(key)) if self._store.check([key]) else None
+    def decision(self, number: int) -> Admission:
+        """What was decided as the number-th admission."""
+        return Admission.decode(self._store.get(f"admission/{number}"))
 
-    def decide(self, before: Admission, left: Sequence[int]) -> None:
+    def decide(self, before: Admission, left: Sequence[int]) -> Admission:
         """Decides whom the ranks that are left let in, unless another one of them has."""
-        numbers = range(1, int(self._store.add("restarts", 0)) + 1)
-        waiting = {
-            number: int(self._store.get(f"newcomer/{number}/rank"))
-            for number in numbers
-            if self._store.check([f"newcomer/{number}/rank"])
-        }
+        waiting = self.waiting()
         made = admit(before, left, waiting, [number for number in waiting if self.has_ended(number)])
-        self._store.compare_set(f"admission/{made.number}", "", made.encode())
+        decided = Admission.decode(self._store.compare_set(f"admission/{made.number}", "", made.encode()))
+        self._tell_admitted(decided)
+        return decided
 
-    def tell_admitted(self, admission: Admission) -> None:
+    def _tell_admitted(self, admission: Admission) -> None:
         for number in admission.newcomers.values():
             key = f"newcomer/{number}/admitted"
             if not self._store.check([key]):

@@ -87,6 +87,16 @@ sizes = []
 deadline = time.monotonic() + 100
 
 
+def sync_and_die():
+    if hvd.size() == int(sys.argv[2]) and len(sizes) > 1:
+        die()
+    sync()
+
+
+if how == "in the sync after an admission":
+    sync, state.sync = state.sync, sync_and_die
+
+
 @hvd.elastic.run
 def train(state):
     sizes.append(hvd.size())
@@ -119,11 +129,18 @@ hvd.shutdown()
 
 
 def _run(
-    folder: Path, n_ranks: int, plan: str, *options: str, until: int | None = None, after: str = "True", **env: str
+    folder: Path,
+    n_ranks: int,
+    plan: str,
+    *options: str,
+    until: int | None = None,
+    after: str = "True",
+    script: str = _TRAINS,
+    **env: str,
 ) -> tuple[int, list[str], str]:
     """Exit status, what ranks that were done have printed, stderr."""
     file = folder / "train.py"
-    file.write_text(_TRAINS)
+    file.write_text(script)
     command = [sys.executable, "-m", "horon.runner.launch", "-np", str(n_ranks), *options, sys.executable, str(file)]
     process = subprocess.Popen(
         [*command, plan, str(n_ranks if until is None else until), after],
@@ -161,6 +178,89 @@ def test_a_newcomer_that_dies_is_followed_by_another(tmp_path: Path, how: str) -
     assert [line.partition(":")[0] for line in done] == ["done 0 as 0 of 3", "done 1 as 2 of 3", "done 2 as 1 of 3"]
     assert "horonrun: rank 1 is started anew (2 of --max-restarts 2)" in err
     assert ("before the others had let it in" in err) == (how != "when it is one")
+
+
+@pytest.mark.parametrize("survivor", [0, 2])
+def test_a_survivor_dies_while_a_newcomer_is_told_the_state(tmp_path: Path, survivor: int) -> None:
+    """What the others have seen differs: some are in hvd.init() yet. If they went apart, each would be done alone."""
+    plan = f"1.0:while training,{survivor}.0:in the sync after an admission"
+    options = ("--min-np", "1", "--max-restarts", "2", "--elastic-timeout", "30")
+    status, done, err = _run(tmp_path, 4, plan, *options)
+    assert status == 0, err
+    places = {line.split()[1]: line.split(":")[0].split(" as ")[1] for line in done}
+    assert sorted(places.values()) == [f"{place} of 4" for place in range(4)], (done, err)
+    assert places[str(survivor)] == "3 of 4", done
+
+
+_STARTS_ANOTHER = """
+import os, subprocess, sys
+
+alone = {"HOROVOD_RANK": "0", "HOROVOD_SIZE": "1", "RANK": "0", "WORLD_SIZE": "1"}
+
+
+def check():
+    environment = {**os.environ, **alone}
+    del environment["TORCHELASTIC_USE_AGENT_STORE"]
+    command = [sys.executable, "-c", "import horon.torch as hvd; hvd.init(); assert hvd.size() == 1"]
+    with open("log", "a") as log:
+        log.flush()
+        subprocess.run(command, check=True, env=environment)
+    return not os.path.getsize("log")
+"""
+
+
+def test_processes_that_ranks_start_are_no_newcomers(tmp_path: Path) -> None:
+    (tmp_path / "another.py").write_text(_STARTS_ANOTHER)
+    after = "__import__('another').check()"
+    options = ("--min-np", "1", "--max-restarts", "1")
+    status, done, err = _run(tmp_path, 2, "1.0:while training", *options, after=after)
+    assert status == 0, err
+    assert [line.partition(":")[0] for line in done] == ["done 0 as 0 of 2", "done 1 as 1 of 2"]
+
+
+_MEETS_BY_ITSELF = """
+import os, time
+import torch, torch.distributed as dist
+import horon
+from horon._joined import launcher_store
+
+dist.init_process_group("horon")
+if os.environ["RANK"] == "1":
+    os.kill(os.getpid(), 9)
+try:
+    dist.all_reduce(torch.ones(2))
+except dist.DistBackendError:
+    horon.shrink_to_survivors(min_size=1)
+while launcher_store().add("restarts", 0) < 2:
+    time.sleep(0.1)
+print("done 0")
+"""
+
+
+def test_newcomers_can_not_make_the_others_groups(tmp_path: Path) -> None:
+    options = ("--min-np", "1", "--max-restarts", "1")
+    status, done, err = _run(tmp_path, 2, "-", *options, script=_MEETS_BY_ITSELF)
+    assert (status, done) == (0, ["done 0"]), err
+    assert "joins the others in hvd.init(), when they start over under hvd.elastic.run" in err
+
+
+def test_a_place_is_taken_out_of_the_environment() -> None:
+    from horon._newcomers import Place, take_place
+
+    notes, to_write = os.pipe()
+    names = ("HORON_ELASTIC_RESTARTS", "HORON_ELASTIC_NEWCOMER", "HORON_ELASTIC_NOTES")
+    values = ("3", "2", f"{to_write}.{os.fstat(to_write).st_ino}")
+    environment = dict(zip(names, values, strict=True))
+    place = take_place(environment, 5)
+    assert place is not None and place.name == "5.2" and not environment
+    place.note()
+    assert os.read(notes, 2) == b"!"
+    for wrong in (f"{to_write}.1", "99999.1", "", "x.y"):  # somebody in between has closed it
+        Place(5, 2, wrong).note()
+    os.close(to_write)
+    assert os.read(notes, 2) == b""
+    os.close(notes)
+    assert take_place({}, 5) is None
 
 
 def test_two_come_again(tmp_path: Path) -> None:

@@ -24,7 +24,8 @@ from horon import (
     _register,
 )
 from horon._joined import launcher_store, tell_launcher
-from horon._newcomers import NEWCOMER_VARIABLE, RESTARTS_VARIABLE, Admission, Registry, tell_leaving
+from horon._newcomers import Admission, Registry, set_waiting, take_place
+from horon._newcomers import Place as NewcomersPlace
 from horon._survivors import agree_on_survivors, has_begun
 from horon.common._elastic_settings import elastic_settings
 from horon.common._launch import Launch, find_launch
@@ -130,11 +131,13 @@ class Context:
         self._left: list[int] | None = None
         self._members: list[int] = []
         self._witness: Any = None
-        self._is_going_on = False  # between leave_behind() and the end of the init() after it
+        self._is_going_on = False  # between agree_who_goes_on() and the end of the init() after it
         # Who was let in when: now, and when the witness was made. The registry is None where nobody comes.
         self._admission = self._witnessed = Admission()
         self._registry: Registry | None = None
-        self._newcomer: int | None = None  # this process, until it has met the others
+        self._place: NewcomersPlace | None = None
+        self._n_come_seen = 0
+        self._has_met = False
         self._guard = OrderGuard()
         self._pid = os.getpid()
         self._exit_registered = False
@@ -195,8 +198,9 @@ class Context:
                     raise RuntimeError(_FORKED.format(size=self._topology.size))
                 self._forget_parent()
             if self._engine is None:
-                if self._is_to_be_let_in():
-                    self._come(comm, process_sets)
+                self._place = self._place or take_place(os.environ, find_launch(os.environ).rank)
+                if self._place is not None and self._place.newcomer and not self._has_met:
+                    self._come(self._place, comm, process_sets)
                 else:
                     self._start(comm, process_sets)
                 return [
@@ -249,9 +253,10 @@ class Context:
     def _end(self) -> None:
         """At the end of the process."""
         self.shutdown()
-        if self._registry is not None and self._pid == os.getpid():
+        if self._registry is not None and self._place is not None and self._pid == os.getpid():
             with contextlib.suppress(Exception):  # nobody waits to be let in
-                tell_leaving(self._registry, os.environ)
+                self._registry.tell_leaving(self._place.name)
+                self._place.note()
 
     def numbers(self, kind: str, process_set: int) -> Numbers:
         """The numbers of operations without a name, counted by kind and process set.
@@ -315,8 +320,9 @@ class Context:
                 watched,
             )
             tell_launcher()
-            if self._registry is None and os.environ.get(RESTARTS_VARIABLE) and self._witness is not None:
+            if self._registry is None and self._place is not None and self._witness is not None:
                 self._registry = Registry(launcher_store())
+            self._has_met = True
             _start_timeline(engine, launch.rank)
         except BaseException:
             if engine is not None:
@@ -364,14 +370,14 @@ class Context:
         _check_process_sets(process_sets, launch.size)
         return store, launch
 
-    def leave_behind(self, least: int, timeout: timedelta) -> bool:
-        """Finds out, with the other ranks that are left, who they are: init() then starts with these.
+    def agree_who_goes_on(self, least: int, timeout: timedelta) -> bool:
+        """Finds out, with the other ranks that are left, who they are, and whom they let in: init() starts with these.
 
         Returns:
-            Whether there are fewer than before, on all of them.
+            Whether they are others than before, on all of them.
 
-        For after a failure and shutdown(), which tells those that still wait. All ranks that are left call it, in jobs
-        whose default group init() has made; in others it does nothing.
+        For after shutdown(), which tells those that still wait. All ranks that are left call it, whatever each has seen
+        happen, in jobs whose default group init() has made; in others it does nothing.
 
         Args:
             least: With fewer ranks it is an error, on all of them.
@@ -382,7 +388,9 @@ class Context:
         """
         with self._lock:
             before, rank = self._left or self._members, find_launch(os.environ).rank
-            if (self._witness is None and self._newcomer is None) or len(before) < 2:
+            if self._witness is None and self._registry is None:
+                return False
+            if len(before) < 2 and self._registry is None:
                 return False
             self._is_going_on = True
             left = agree_on_survivors(
@@ -400,78 +408,71 @@ class Context:
                 raise RuntimeError(
                     f"horon: {len(left)} ranks of the job are left, {left}, and it is to have at least {least}."
                 )
+            if self._registry is not None:
+                self._admission = self._registry.decide(self._admission, left)
+                left = list(self._admission.members)
             self._left = left
-            return len(left) < len(before)
+            return left != list(before)
 
     def _agreements(self) -> Any:
         """The part of the store where ranks agree who is left; newcomers have not been there before."""
         number = self._admission.number
         return dist.PrefixStore(f"horon/elastic/{number}" if number else "horon/elastic", self._job_store)
 
+    @property
+    def may_grow(self) -> bool:
+        """Whether processes may come while the job runs."""
+        return self._registry is not None
+
     def has_newcomers(self) -> bool:
         """Whether processes wait to be let in. Asks the launcher's store, in jobs whose ranks are started anew."""
-        if self._registry is None:
+        registry = self._registry
+        if registry is None:
             return False
         try:
-            return self._registry.n_come() > len(self._admission.seen)
+            n_come = registry.n_come()
+            if n_come == self._n_come_seen:
+                return False
+            waiting = [number for number in registry.waiting() if number not in self._admission.seen]
+            if any(not registry.has_ended(number) for number in waiting):
+                return True
         except RuntimeError:  # the launcher is gone
             return False
+        self._n_come_seen = n_come
+        return False
 
-    def let_newcomers_in(self, timeout: timedelta) -> None:
-        """Agrees with the other ranks on who takes part from now on: init() then starts with these.
-
-        For after shutdown(). All ranks call it.
-
-        Args:
-            timeout: For one that does not say, of which it is not known whether it has ended.
-        """
-        with self._lock:
-            if self._registry is None:
-                return
-            self._is_going_on = True
-            before, rank = self._left or self._members, find_launch(os.environ).rank
-            deadline_s = time.monotonic() + timeout.total_seconds()
-            pause_s = 0.001
-            while (decision := self._registry.decision(self._admission.number + 1)) is None:
-                ended = self._ended()
-                first = next(other for other in before if other not in ended)
-                if first == rank or time.monotonic() > deadline_s:
-                    self._registry.decide(self._admission, before)
-                else:
-                    time.sleep(pause_s)
-                    pause_s = min(1.5 * pause_s, _LONGEST_LOOK_S)
-            self._registry.tell_admitted(decision)
-            self._admission, self._left = decision, list(decision.members)
-
-    def _is_to_be_let_in(self) -> bool:
-        return NEWCOMER_VARIABLE in os.environ and self._admission.number == 0 and not dist.is_initialized()
-
-    def _come(self, comm: Any, process_sets: Sequence[Sequence[int]]) -> None:
+    def _come(self, place: NewcomersPlace, comm: Any, process_sets: Sequence[Sequence[int]]) -> None:
         """Waits until the job's ranks let this process in, and starts with them."""
         settings = elastic_settings(os.environ)
-        assert settings is not None  # of whom horonrun has started
-        number, rank = int(os.environ[NEWCOMER_VARIABLE]), find_launch(os.environ).rank
+        if settings is None or comm or process_sets:
+            raise ValueError("horon: hvd.init() in a process that was started in the place of a rank that has died: "
+                             "expected no communicator and no process sets, which the others do not give when they "
+                             "start over.")  # fmt: skip
         registry = Registry(launcher_store())
-        registry.come(number, rank)
-        print(f"horon: rank {rank}, started anew, waits until the others commit", file=sys.stderr, flush=True)
+        registry.come(place.newcomer, place.rank)
+        set_waiting(True)
+        print(f"horon: rank {place.rank}, started anew, waits until the others commit", file=sys.stderr, flush=True)
+        size = find_launch(os.environ).size
         pause_s = 0.01
-        while (admission := registry.admission_of(number)) is None:
-            if registry.is_over(find_launch(os.environ).size):
-                print(f"horon: rank {rank}, started anew, ends: the others are done", file=sys.stderr, flush=True)
-                raise SystemExit(0)
+        while (admission := registry.admission_of(place.newcomer)) is None:
+            if registry.is_over(size):
+                registry.tell_ended(place.newcomer)
+                place.note()
+                print(f"horon: rank {place.rank}, started anew, ends: the others are done", file=sys.stderr, flush=True)
+                os._exit(0)  # what the script does at its end is not for a process that never was a rank
             time.sleep(pause_s)
             pause_s = min(1.5 * pause_s, _LONGEST_LOOK_S)
-        self._registry, self._newcomer, self._is_going_on = registry, number, True
+        set_waiting(False)
+        self._registry, self._is_going_on = registry, True
         self._admission, self._left = admission, list(admission.members)
         while True:
             try:
-                self._start(comm, process_sets)
+                self._start(None, ())
                 break
             except (dist.DistBackendError, HorovodInternalError):  # most likely another one has died since
-                if not self.leave_behind(settings.least, settings.timeout):
+                if not self.agree_who_goes_on(settings.least, settings.timeout):
                     raise
-        registry.tell_met(number)
-        self._newcomer = None
+        registry.tell_met(place.newcomer)
 
     def _ended(self) -> list[int]:
         """Ranks of the job whose processes have been seen to end: those that take part, not who was the same rank
@@ -490,15 +491,15 @@ class Context:
         if not self._is_going_on:
             return None
         lost = sorted({rank for rank in self._ended() if rank in members})
-        if not lost and self._newcomer is not None and has_begun(self._agreements(), members):  # who has seen more
-            return "hvd.init: the others begin once more, most likely because another one died"
+        if not lost and self._registry is not None and has_begun(self._agreements(), members):  # they have seen more
+            return "hvd.init: others begin once more, most likely because another one died"
         return f"hvd.init: rank(s) {lost} of the job died before it was done" if lost else None
 
     def _forget_parent(self) -> None:
         """In a forked child: what the parent had is not ours to end."""
         self._engine = self._topology = self._made_group = self._job_store = self._witness = None
         self._is_going_on = False
-        self._registry = self._newcomer = None
+        self._registry = self._place = None
         self._admission = self._witnessed = Admission()
         self._guard.remove()
         self.allreduce, self.take = _refuse, _know_nothing

@@ -67,7 +67,7 @@ class State:
 
         So it does when processes wait to be let in, which horonrun has started in the place of ranks that had died.
         """
-        if self._rank() == 0 and default_context.has_newcomers():
+        if default_context.may_grow and self._rank() == 0 and default_context.has_newcomers():
             # Later than the last one's, by another rank 0 with another clock.
             self.on_hosts_updated(max(time.time(), self._last_updated_timestamp + 0.001), _HOSTS_ADDED)
         before = latest = self._last_updated_timestamp

@@ -11,13 +11,14 @@ import signal
 import sys
 from collections.abc import Mapping
 
-from horon._newcomers import RESTARTS_VARIABLE
+from horon._newcomers import NEWCOMER_VARIABLE, NOTES_VARIABLE, RESTARTS_VARIABLE
 from horon.runner import _outputs
 
 _PR_SET_PDEATHSIG = 1
 
 NO_PIPES = "-"
 MIN_NP_VARIABLE = "HORON_RUN_MIN_NP"  # the job goes on with so many; not there: with all
+MAX_RESTARTS_VARIABLE = "HORON_RUN_MAX_RESTARTS"  # how many of its ranks may be started anew
 RANKS_PER_HOST_VARIABLE = "HORON_RUN_RANKS_PER_HOST"  # 4,4,2; not there: one host
 
 # Horovod's, by torchrun's.
@@ -65,10 +66,13 @@ def main() -> None:
     pipes, *command = sys.argv[1:]
     prepare(pipes)
     least = os.environ.pop(MIN_NP_VARIABLE, None)
+    n_restarts = os.environ.pop(MAX_RESTARTS_VARIABLE, None)
+    for name in (RESTARTS_VARIABLE, NEWCOMER_VARIABLE, NOTES_VARIABLE):
+        os.environ.pop(name, None)  # of a job in whose rank this one was started
     if least is not None:
         from horon.runner._expendable import run_expendable
 
-        sys.exit(run_expendable(command, int(least), int(os.environ.get(RESTARTS_VARIABLE, "0"))))
+        sys.exit(run_expendable(command, int(least), int(n_restarts or "0")))
     become(command)
 
 

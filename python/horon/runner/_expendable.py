@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from horon._joined import JOINED_KEY, launcher_store
-from horon._newcomers import NEWCOMER_VARIABLE, NOTES_VARIABLE, Registry, process_name
+from horon._newcomers import NEWCOMER_VARIABLE, NOTES_VARIABLE, RESTARTS_VARIABLE, Place, Registry
 from horon.runner import _child
 
 # What ends a job: the launcher's agent sends it to this process and the rank at once, as to one process group.
 _ENDS = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT}
 # Between two starts of a process that the others do not let in.
 _LONGEST_PAUSE_S = 60.0
+# How often it is looked whether the others still need a newcomer that is not one of them yet.
+_LOOK_S = 2.0
 _BLOCKED = _ENDS | {signal.SIGUSR1, signal.SIGUSR2}
 
 
@@ -34,10 +38,11 @@ def run_expendable(command: Sequence[str], least: int, n_restarts: int) -> int:
     newcomer: int | None = None
     pause_s = 0.0
     while True:
-        status, has_told = _run(command, newcomer)
+        began_s = time.monotonic()
+        status, has_told = _run(command, newcomer, n_restarts)
         if status == 0:
             if n_restarts > 0 and not has_told:
-                _tell_leaving()
+                _tell_good_end(newcomer)
             return 0
         if signal.sigpending() & _ENDS:
             break
@@ -46,7 +51,8 @@ def run_expendable(command: Sequence[str], least: int, n_restarts: int) -> int:
             break
         if outlook.store is None or n_restarts == 0:
             return 0
-        pause_s = 0.0 if outlook.was_rank else min(max(2 * pause_s, 1.0), _LONGEST_PAUSE_S)
+        is_hopeless = newcomer is not None and time.monotonic() - began_s < _LONGEST_PAUSE_S
+        pause_s = min(max(2 * pause_s, 1.0), _LONGEST_PAUSE_S) if is_hopeless else 0.0
         newcomer = _next_newcomer(Registry(outlook.store), n_restarts, pause_s)
         if newcomer is None:
             return 0
@@ -59,13 +65,14 @@ def run_expendable(command: Sequence[str], least: int, n_restarts: int) -> int:
     return 128 - status
 
 
-def _run(command: Sequence[str], newcomer: int | None) -> tuple[int, bool]:
+def _run(command: Sequence[str], newcomer: int | None, n_restarts: int) -> tuple[int, bool]:
     """Returns its status, or the negative number of its signal; and whether it has said that it leaves."""
-    if newcomer is not None:
-        os.environ[NEWCOMER_VARIABLE] = str(newcomer)
     notes, to_write = os.pipe()
-    os.set_inheritable(to_write, True)
-    os.environ[NOTES_VARIABLE] = str(to_write)
+    if n_restarts > 0:
+        os.set_inheritable(to_write, True)
+        os.environ[RESTARTS_VARIABLE] = str(n_restarts)
+        os.environ[NEWCOMER_VARIABLE] = str(newcomer or 0)
+        os.environ[NOTES_VARIABLE] = f"{to_write}.{os.fstat(to_write).st_ino}"
     parent = os.getpid()
     pid = os.fork()
     if pid == 0:
@@ -74,7 +81,11 @@ def _run(command: Sequence[str], newcomer: int | None) -> tuple[int, bool]:
             os._exit(1)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _BLOCKED)
         _child.become(list(command))
+    if signal.sigpending() & _ENDS:  # sent before it was there
+        os.kill(pid, signal.SIGTERM)
+    is_superfluous = newcomer is not None and _outlives_the_job(pid, newcomer)
     status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    status = 0 if is_superfluous else status
     os.set_blocking(notes, False)  # what it has left behind may hold the other end
     try:
         has_told = bool(os.read(notes, 1))
@@ -83,6 +94,39 @@ def _run(command: Sequence[str], newcomer: int | None) -> tuple[int, bool]:
     os.close(notes)
     os.close(to_write)
     return status, has_told
+
+
+def _outlives_the_job(pid: int, newcomer: int) -> bool:
+    """Waits until a newcomer has ended, or has become a rank; or ends it, and says so, when all others have left.
+
+    It may not ask itself: some have much to do before they call hvd.init(), or never do.
+    """
+    ended = select.poll()
+    descriptor = os.pidfd_open(pid)
+    ended.register(descriptor, select.POLLIN)
+    try:
+        registry = Registry(launcher_store())
+        while not ended.poll(_LOOK_S * 1000) and not registry.has_met(newcomer):
+            # Once more, so that it can say so itself if it waits.
+            if _is_over(registry) and not ended.poll(_LOOK_S * 1000):
+                for signum in (signal.SIGTERM, signal.SIGKILL):
+                    os.kill(pid, signum)
+                    if ended.poll(_LOOK_S * 1000):
+                        break
+                return True
+    except Exception as error:
+        _say(f"rank {os.environ['RANK']}: the launcher's store does not answer: {error}")
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def _is_over(registry: Registry) -> bool:
+    return registry.is_over(int(os.environ["WORLD_SIZE"]))
+
+
+def _place(newcomer: int | None) -> Place:
+    return Place(int(os.environ["RANK"]), newcomer or 0, "")
 
 
 @dataclass(frozen=True)
@@ -107,7 +151,7 @@ def _outlook(status: int, least: int, newcomer: int | None) -> _Outlook:
     try:
         store = launcher_store()
         registry = Registry(store)
-        registry.take_back_leaving(process_name(os.environ))
+        registry.take_back_leaving(_place(newcomer).name)
         if newcomer is not None:
             registry.tell_ended(newcomer)
             if not registry.has_met(newcomer):
@@ -131,7 +175,7 @@ def _next_newcomer(registry: Registry, n_restarts: int, pause_s: float) -> int |
         return None
     rank = os.environ["RANK"]
     try:
-        number = None if registry.is_over(int(os.environ["WORLD_SIZE"])) else registry.take_number(n_restarts)
+        number = None if _is_over(registry) else registry.take_number(n_restarts)
     except Exception as error:
         _say(f"rank {rank} is not started anew; the launcher's store does not answer: {error}")
         return None
@@ -140,9 +184,13 @@ def _next_newcomer(registry: Registry, n_restarts: int, pause_s: float) -> int |
     return number
 
 
-def _tell_leaving() -> None:
+def _tell_good_end(newcomer: int | None) -> None:
     with contextlib.suppress(Exception):  # nobody asks any more
-        Registry(launcher_store()).tell_leaving(process_name(os.environ))
+        registry = Registry(launcher_store())
+        if newcomer is not None:
+            registry.tell_ended(newcomer)
+        if newcomer is None or registry.has_met(newcomer):
+            registry.tell_leaving(_place(newcomer).name)
 
 
 def _say(text: str) -> None:

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from horon._newcomers import RESTARTS_VARIABLE
 from horon._version import __version__
 from horon.common._elastic_settings import MIN_NP_VARIABLE
 from horon.runner import _child, _processes, _run
@@ -153,7 +152,7 @@ def plan(arguments: Sequence[str]) -> Plan:
         for name in (MIN_NP_VARIABLE, _child.MIN_NP_VARIABLE):
             environment[name] = str(options.min_num_proc)
         if options.max_restarts > 0:
-            environment[RESTARTS_VARIABLE] = str(options.max_restarts)
+            environment[_child.MAX_RESTARTS_VARIABLE] = str(options.max_restarts)
     elif options.max_restarts > 0:
         parser.error("--max-restarts needs a --min-np that is less than -np: the others go on meanwhile")
     folder = None if options.output_filename is None else str(Path(options.output_filename).resolve())
@@ -188,7 +187,14 @@ def _parser() -> argparse.ArgumentParser:
         help="go on with so many when others have died, if the script can; the status is then 0")  # fmt: skip
     add("--max-restarts", type=int, default=0, metavar="N",
         help="with --min-np: ranks that died are started anew, so often in all (default: %(default)s)")  # fmt: skip
-    add("--max-np", "--max-num-proc", dest="max_num_proc", type=int, metavar="N", help="at least -np; none are added")
+    add(
+        "--max-np",
+        "--max-num-proc",
+        dest="max_num_proc",
+        type=int,
+        metavar="N",
+        help="at least -np; no others are added",
+    )
     add("--verbose", action="store_true", help="print what is started")
     for option, variable, convert, text in _VARIABLES:
         add(option, action=_Variable, variable=variable, convert=convert, dest="environment", metavar="X", help=text)

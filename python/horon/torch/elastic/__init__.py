@@ -37,32 +37,27 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
     Source: Horovod 0.28.1 ``elastic.run``.
     """
     elastic_settings(os.environ)  # what is wrong with them is said now, and not when a rank is lost
-    lets_in = False
 
     @functools.wraps(func)
-    def noted(*args: Any, **kwargs: Any) -> Any:
-        nonlocal lets_in
-        lets_in = False
+    def told_all(*args: Any, **kwargs: Any) -> Any:
         try:
             return func(*args, **kwargs)
-        except HostsUpdatedInterrupt:
-            lets_in = True
+        except HostsUpdatedInterrupt as interrupt:
+            if interrupt.skip_sync and default_context.may_grow:  # somebody may be let in, who has to be told the state
+                raise HostsUpdatedInterrupt(False) from interrupt
             raise
 
-    return run_fn(noted, lambda: _reset(lets_in))
+    return run_fn(told_all, _reset)
 
 
-def _reset(lets_in: bool) -> None:
+def _reset() -> None:
     settings = elastic_settings(os.environ)
     failed: RuntimeError | None = None
     while True:
         shutdown()  # first: those that still wait in something learn that they are to come, too
-        if settings is not None and lets_in and failed is None:
-            default_context.let_newcomers_in(settings.timeout)
-        else:
-            has_shrunk = settings is not None and default_context.leave_behind(settings.least, settings.timeout)
-            if failed is not None and not has_shrunk:
-                raise failed
+        has_changed = settings is not None and default_context.agree_who_goes_on(settings.least, settings.timeout)
+        if failed is not None and not has_changed:
+            raise failed
         try:
             init()
             return
