@@ -90,7 +90,7 @@ def test_options_that_take_others_back_and_options_without_a_meaning() -> None:
         ("-np 0 true", "expected a positive number of processes, got 0"),
         ("-np 2 --mpi true", "start the script itself with mpirun"),
         ("-np 2 --reset-limit 3 true", "-np and --min-np say how many ranks may be lost"),
-        ("-np 2 --host-discovery-script x true", "no ranks are added while a job runs"),
+        ("-np 2 --host-discovery-script x true", "no hosts are added while a job runs"),
         ("-np 2 --config-file c.yaml true", "config_file='c.yaml' is not supported: give its settings as options"),
         ("-np 2 --jsrun true", "start the script itself with mpirun"),
         ("-np 2 --min-np 0 true", "expected a least number of processes of 1 or more, got 0"),
@@ -131,7 +131,7 @@ def test_variables_of_a_process() -> None:
     [
         ({"num_proc": 0}, "expected a positive number of processes, got 0"),
         ({"use_mpi": True}, "start the script itself with mpirun"),
-        ({"slots": 2}, "no ranks are added while a job runs"),
+        ({"slots": 2}, "no hosts are added while a job runs"),
         ({"hosts": "localhost:1", "hostfile": "hosts"}, "got both"),
         ({"num_proc": 2, "hosts": "localhost:1"}, "the hosts have 1 slots"),
     ],
