@@ -291,6 +291,65 @@ def test_a_newcomer_that_comes_when_the_others_are_done_ends_well(tmp_path: Path
     assert "horon: rank 1, started anew, ends: the others are done" in err
 
 
+_TRAINS_AS_USUAL = """
+import os, sys, time
+import torch
+import horon.torch as hvd
+
+hvd.init()
+torch.manual_seed(hvd.rank())
+kinds = {"adam": torch.optim.Adam, "sgd": lambda *args, **more: torch.optim.SGD(*args, momentum=0.9, **more)}
+kind = kinds[sys.argv[1]]
+
+
+def build():
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 1))
+    return model, hvd.DistributedOptimizer(kind(model.parameters(), lr=0.01), model.named_parameters())
+
+
+is_inside = sys.argv[3] == "inside"
+model, optimizer = (None, None) if is_inside else build()
+state = hvd.elastic.TorchState(model=model, optimizer=optimizer, batch=0, full_since=0)
+deadline = time.monotonic() + 100
+
+
+@hvd.elastic.run
+def train(state):
+    model, optimizer = build() if is_inside else (state.model, state.optimizer)
+    if is_inside:
+        hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    while state.batch < 5 or (state.batch < state.full_since + 8 and time.monotonic() < deadline):
+        if state.batch == 3 and os.environ["HOROVOD_RANK"] == "1" and not os.path.exists("lost"):
+            open("lost", "w").close()
+            os.kill(os.getpid(), 9)
+        optimizer.zero_grad()
+        (model(torch.randn(8, 4)) - 3).square().mean().backward()
+        optimizer.step()
+        state.batch += 1
+        if hvd.size() < int(sys.argv[2]):
+            state.full_since = state.batch
+        time.sleep(0.02)
+        state.commit()
+    return torch.cat([one.detach().flatten() for one in model.parameters()])
+
+
+weights = train(state)
+copies = hvd.allgather(weights[None])
+assert (copies == copies[0]).all()
+print(f"done {os.environ['HOROVOD_RANK']} as {hvd.rank()} of {hvd.size()}: {state.batch - state.full_since} steps")
+"""
+
+
+@pytest.mark.parametrize(("kind", "where"), [("adam", "outside"), ("sgd", "inside")])
+def test_optimizers_of_newcomers_and_of_others_fit(tmp_path: Path, kind: str, where: str) -> None:
+    """They have names by which ranks compare them, made when the optimizer is, in one process long before the other."""
+    options = ("--min-np", "1", "--max-restarts", "1")
+    status, done, err = _run(tmp_path, 3, kind, *options, script=_TRAINS_AS_USUAL, after=where)
+    assert status == 0, err
+    order = enumerate([0, 2, 1])
+    assert done == sorted(f"done {rank} as {place} of 3: 8 steps" for place, rank in order), err
+
+
 def test_over_hosts(tmp_path: Path, path_with_ssh: str) -> None:  # noqa: F811  (the fixture)
     options = ("--min-np", "2", "--max-restarts", "3", "-H", "localhost:2,far:2")
     status, done, err = _run(tmp_path, 4, "0.0:while training", *options, PATH=path_with_ssh)

@@ -40,7 +40,6 @@ _LEAST_TIMEOUT_S = 0.001
 _MOST_TIMEOUT_S = 10 * 365 * 24 * 3600
 # How often it is looked at least for what another rank decides.
 _LONGEST_LOOK_S = 0.25
-_STARTS_PER_ADMISSION = 1_000_000  # more than there will be
 _FORKED = (
     "horon: hvd.init() in a process that was forked from one of {size} ranks after its hvd.init(): it would wait for "
     "the other ranks in vain. hvd.rank() and hvd.size() work here as they are; remove the call. For a process that is "
@@ -145,7 +144,8 @@ class Context:
         self._n_joins = 0
         # Changes when ranks have started or joined together: some may not know what others agreed on before.
         self.era = 0
-        self.generation = 0  # the number of this start, which all ranks count alike
+        self._start_name = ""  # of this start; the same on all ranks
+        self._is_in_loop = False  # of hvd.elastic.run
         self.pending: dict[int, Pending] = {}
         # The engine's functions for what is called most; see _C.NamedEngine.calls.
         self.allreduce: Callable[..., int] = _refuse
@@ -156,6 +156,18 @@ class Context:
     def is_initialized(self) -> bool:
         """Also in a process forked afterwards, a DataLoader's worker for instance: it knows rank and size."""
         return self._topology is not None
+
+    @property
+    def generation(self) -> str:
+        """Part of the names of what is made once and compared with other ranks' for a long time, optimizers for one.
+
+        What a script makes before its elastic loop, ranks of the first hour have made in another start than newcomers.
+        """
+        return "0" if self.may_grow and not self._is_in_loop else self._start_name
+
+    def enter_loop(self) -> None:
+        """From now on what is made is made by all ranks in the same start."""
+        self._is_in_loop = True
 
     @property
     def engine(self) -> _C.NamedEngine:
@@ -334,7 +346,7 @@ class Context:
         self._numbers.clear()
         self._n_joins = 0
         self.era += 1
-        self.generation = self._admission.number * _STARTS_PER_ADMISSION + generation
+        self._start_name = f"{self._admission.number}.{generation}"
         self.pending = {}
         self.allreduce, self.take = engine.calls()
         self._engine, self._topology, self._made_group = engine, topology, made_group

@@ -40,6 +40,7 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(func)
     def told_all(*args: Any, **kwargs: Any) -> Any:
+        default_context.enter_loop()
         try:
             return func(*args, **kwargs)
         except HostsUpdatedInterrupt as interrupt:
