@@ -149,7 +149,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
       "check_alive",
       [](const std::vector<int>& global_ranks, const std::string& what) {
         try {
-          LiveGroups::instance().check_alive(global_ranks, what, true);
+          LiveGroups::instance().check_alive(global_ranks, what, /*elsewhere=*/true);
         } catch (...) {
           rethrow_translated();
         }

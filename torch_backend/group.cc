@@ -171,12 +171,14 @@ bool Group::knows_global_ranks() const {
   return is_open() && !has_foreign_ranks_ && fork_generation_ == fork_generation();
 }
 
+const SharedGroup* Group::on_this_host() const { return shared_ ? shared_.get() : on_host_.get(); }
+
 int Group::global_rank(int rank) const {
   return global_ranks_.empty() ? rank : global_ranks_[static_cast<std::size_t>(rank)];
 }
 
 std::optional<std::string> Group::find_ended(const std::vector<int>& global_ranks) const {
-  const SharedGroup* const here = shared_ ? shared_.get() : on_host_.get();
+  const SharedGroup* const here = on_this_host();
   if (here == nullptr || !knows_global_ranks()) {
     return std::nullopt;
   }
@@ -222,7 +224,7 @@ std::vector<int> Group::ended_ranks() const {
     return {};
   }
   std::vector<int> ended = doors_ ? doors_->ended() : std::vector<int>();
-  const SharedGroup* const here = shared_ ? shared_.get() : on_host_.get();
+  const SharedGroup* const here = on_this_host();
   if (here == nullptr) {
     return ended;
   }

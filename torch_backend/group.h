@@ -105,6 +105,8 @@ class Group {
   void set_failed() { has_failed_.store(true, std::memory_order_relaxed); }
 
  private:
+  // The ranks that share memory with this one; null: there are none.
+  const SharedGroup* on_this_host() const;
   // Whether it can say something of ranks of the default group.
   bool knows_global_ranks() const;
   int global_rank(int rank) const;

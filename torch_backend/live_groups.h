@@ -27,8 +27,8 @@ class LiveGroups {
   // Throws PeerLostError, "rank 1 (pid 4711) died before <what>", if one of them has.
   void check_alive(const std::vector<int>& global_ranks, const std::string& what, bool elsewhere);
 
-  // Does that whenever it is called. Other hosts are asked when that has lasted a second: most
-  // groups are made sooner, and of many ranks each would ask all.
+  // A function that does that. It asks other hosts when it is a second old: most groups are made
+  // sooner, and where there are many ranks each would ask all the others.
   static std::function<void()> checker(const std::vector<int>& global_ranks,
                                        const std::string& what);
 

@@ -22,9 +22,14 @@ NOTES_VARIABLE = "HORON_ELASTIC_NOTES"  # a pipe, as descriptor.inode: a rank wr
 RESTARTS_VARIABLE = "HORON_ELASTIC_RESTARTS"  # how many may come
 
 
+def process_name(rank: int, newcomer: int) -> str:
+    """Of one of the processes that are a rank, one after the other; the first one's number is 0."""
+    return f"{rank}.{newcomer}"
+
+
 @dataclass(frozen=True)
-class Place:
-    """This process's, in a job whose ranks are started anew.
+class Incarnation:
+    """Which process this one is of those that are its rank, in a job whose ranks are started anew.
 
     Attributes:
         newcomer: Its number; 0: it has been here from the beginning.
@@ -37,8 +42,7 @@ class Place:
 
     @property
     def name(self) -> str:
-        """Of a rank and all newcomers in its place."""
-        return f"{self.rank}.{self.newcomer}"
+        return process_name(self.rank, self.newcomer)
 
     def note(self) -> None:
         """Tells the process behind which this one stands that it need not say anything: it would have to import torch.
@@ -51,25 +55,17 @@ class Place:
                 os.write(int(descriptor), b"!")
 
 
-def take_place(environment: MutableMapping[str, str], rank: int) -> Place | None:
-    """Takes the variables away. None: there are none, or a number is none."""
+def take_incarnation(environment: MutableMapping[str, str], rank: int) -> Incarnation | None:
+    """Takes the variables away. None: there are none, since the ranks of this job are not started anew."""
     restarts, newcomer, notes = (
         environment.pop(name, "") for name in (RESTARTS_VARIABLE, NEWCOMER_VARIABLE, NOTES_VARIABLE)
     )
-    return Place(rank, int(newcomer or "0"), notes) if restarts else None
-
-
-_is_waiting = False
-
-
-def set_waiting(is_waiting: bool) -> None:
-    global _is_waiting
-    _is_waiting = is_waiting
+    return Incarnation(rank, int(newcomer or "0"), notes) if restarts else None
 
 
 def check_may_meet(environment: Mapping[str, str]) -> None:
     """Raises RuntimeError in a process that was started anew, and was not let in: the others have their groups."""
-    if _is_waiting or environment.get(NEWCOMER_VARIABLE, "0") != "0":
+    if environment.get(NEWCOMER_VARIABLE, "0") != "0":
         raise RuntimeError(
             "horon: this process was started in the place of a rank that has died (horonrun --max-restarts), and joins "
             "the others in hvd.init(), when they start over under hvd.elastic.run. It can not make their groups itself."
@@ -179,7 +175,7 @@ class Registry:
         return int(self._store.add("leaving", 0)) >= size - int(self._store.add("lost", 0))
 
     def tell_leaving(self, process: str) -> None:
-        """That process, which Place.name names, is about to end well. It may be said twice."""
+        """That process, which process_name() names, is about to end well. It may be said twice."""
         mine = str(uuid.uuid4())
         if self._store.compare_set(f"leaving/{process}", "", mine) == mine.encode():
             self._store.add("leaving", 1)

@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from horon import _C, _backend  # noqa: F401  (makes torch.distributed know the types of _C)
 
-_FIRST_LOOK_S = 0.005
+FIRST_LOOK_S = 0.005
 _LONGEST_LOOK_S = 0.1
 # How long a store may take for an answer that is there.
 _ANSWER_TIMEOUT = timedelta(seconds=60)
@@ -166,7 +166,7 @@ def _agree(
     seen = -1  # how many changes of views
     store.set(f"view/{me}", "")
     store.add("changes", 1)
-    look_s = _FIRST_LOOK_S
+    look_s = FIRST_LOOK_S
     while not store.check(["decision"]):
         mine = set(ended())
         if mine != views[me]:
@@ -183,12 +183,12 @@ def _agree(
         if left is not None:
             store.compare_set("decision", "", " ".join(map(str, left)))
             break
-        look_s = _pause(look_s)
+        look_s = pause(look_s)
     store.wait(["decision"], _ANSWER_TIMEOUT)
     return [int(word) for word in store.get("decision").split()]
 
 
-def _pause(seconds: float) -> float:
+def pause(seconds: float) -> float:
     """Sleeps, since neither a store's keys nor the end of processes wake anybody who waits for both; returns for how
     long the next time."""
     time.sleep(seconds)
@@ -212,12 +212,12 @@ def _settle(
     store = dist.PrefixStore(str(whole.add(f"came/{me}", 0)), whole)
     if is_made:
         store.add("made", 1)
-    look_s = _FIRST_LOOK_S
+    look_s = FIRST_LOOK_S
     while not store.check(["outcome"]):
         if is_made and store.add("made", 0) == len(left):
             store.compare_set("outcome", "", "made")
         elif not is_made or set(ended()) & set(left) or time.monotonic() > deadline_s:
             store.compare_set("outcome", "", "failed")
         else:
-            look_s = _pause(look_s)
+            look_s = pause(look_s)
     return bool(store.get("outcome") == b"made")

@@ -244,23 +244,23 @@ def test_newcomers_can_not_make_the_others_groups(tmp_path: Path) -> None:
     assert "joins the others in hvd.init(), when they start over under hvd.elastic.run" in err
 
 
-def test_a_place_is_taken_out_of_the_environment() -> None:
-    from horon._newcomers import Place, take_place
+def test_the_variables_are_taken_out_of_the_environment() -> None:
+    from horon._newcomers import Incarnation, take_incarnation
 
     notes, to_write = os.pipe()
     names = ("HORON_ELASTIC_RESTARTS", "HORON_ELASTIC_NEWCOMER", "HORON_ELASTIC_NOTES")
     values = ("3", "2", f"{to_write}.{os.fstat(to_write).st_ino}")
     environment = dict(zip(names, values, strict=True))
-    place = take_place(environment, 5)
-    assert place is not None and place.name == "5.2" and not environment
-    place.note()
+    own = take_incarnation(environment, 5)
+    assert own is not None and own.name == "5.2" and not environment
+    own.note()
     assert os.read(notes, 2) == b"!"
     for wrong in (f"{to_write}.1", "99999.1", "", "x.y"):  # somebody in between has closed it
-        Place(5, 2, wrong).note()
+        Incarnation(5, 2, wrong).note()
     os.close(to_write)
     assert os.read(notes, 2) == b""
     os.close(notes)
-    assert take_place({}, 5) is None
+    assert take_incarnation({}, 5) is None
 
 
 def test_two_come_again(tmp_path: Path) -> None:

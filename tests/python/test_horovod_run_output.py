@@ -96,6 +96,14 @@ def test_a_reader_that_is_slow_gets_all(pipe: tuple[int, Any], is_blocking: bool
     assert os.get_blocking(stream.fileno()) == is_blocking  # others have it, too
 
 
+def _hurry_while_nobody_reads(sink: Any) -> None:
+    writer = _in_thread(lambda: sink.write(b"x" * (1 << 20)))  # more than there is room for
+    writer.join(0.2)
+    assert writer.is_alive()
+    sink.hurry()
+    _await(writer)
+
+
 @pytest.mark.parametrize("is_blocking", [False, True])
 def test_nobody_is_waited_for_when_the_job_is_to_end(pipe: tuple[int, Any], is_blocking: bool) -> None:
     from horon.runner._sink import Sink
@@ -103,11 +111,7 @@ def test_nobody_is_waited_for_when_the_job_is_to_end(pipe: tuple[int, Any], is_b
     reading, stream = pipe
     os.set_blocking(stream.fileno(), is_blocking)
     sink = Sink(stream)
-    writer = _in_thread(lambda: sink.write(b"x" * (1 << 20)))
-    writer.join(0.2)
-    assert writer.is_alive()
-    sink.hurry()
-    _await(writer)
+    _hurry_while_nobody_reads(sink)
     os.read(reading, 1 << 20)
     sink.write(b"too late")
     os.set_blocking(reading, False)
@@ -120,12 +124,7 @@ def test_nobody_is_waited_for_at_a_terminal() -> None:
 
     controller, terminal = pty.openpty()
     with os.fdopen(terminal, "w") as stream:
-        sink = Sink(stream)
-        writer = _in_thread(lambda: sink.write(b"x" * (1 << 20)))
-        writer.join(0.2)
-        assert writer.is_alive()
-        sink.hurry()
-        _await(writer)
+        _hurry_while_nobody_reads(Sink(stream))
         termios.tcflush(terminal, termios.TCIOFLUSH)
     os.close(controller)
 

@@ -24,9 +24,8 @@ from horon import (
     _register,
 )
 from horon._joined import launcher_store, tell_launcher
-from horon._newcomers import Admission, Registry, set_waiting, take_place
-from horon._newcomers import Place as NewcomersPlace
-from horon._survivors import agree_on_survivors, has_begun
+from horon._newcomers import Admission, Incarnation, Registry, take_incarnation
+from horon._survivors import FIRST_LOOK_S, agree_on_survivors, has_begun, pause
 from horon.common._elastic_settings import elastic_settings
 from horon.common._launch import Launch, find_launch
 from horon.common._order_guard import OrderGuard
@@ -38,8 +37,6 @@ from horon.common.exceptions import NOT_INITIALIZED, HorovodInternalError, NotIn
 # nanoseconds; the engine ends its waits after a year in any case.
 _LEAST_TIMEOUT_S = 0.001
 _MOST_TIMEOUT_S = 10 * 365 * 24 * 3600
-# How often it is looked at least for what another rank decides.
-_LONGEST_LOOK_S = 0.25
 _FORKED = (
     "horon: hvd.init() in a process that was forked from one of {size} ranks after its hvd.init(): it would wait for "
     "the other ranks in vain. hvd.rank() and hvd.size() work here as they are; remove the call. For a process that is "
@@ -134,9 +131,8 @@ class Context:
         # Who was let in when: now, and when the witness was made. The registry is None where nobody comes.
         self._admission = self._witnessed = Admission()
         self._registry: Registry | None = None
-        self._place: NewcomersPlace | None = None
+        self._incarnation: Incarnation | None = None  # None where nobody comes
         self._n_come_seen = 0
-        self._has_met = False
         self._guard = OrderGuard()
         self._pid = os.getpid()
         self._exit_registered = False
@@ -210,9 +206,11 @@ class Context:
                     raise RuntimeError(_FORKED.format(size=self._topology.size))
                 self._forget_parent()
             if self._engine is None:
-                self._place = self._place or take_place(os.environ, find_launch(os.environ).rank)
-                if self._place is not None and self._place.newcomer and not self._has_met:
-                    self._come(self._place, comm, process_sets)
+                if self._incarnation is None:
+                    self._incarnation = take_incarnation(os.environ, find_launch(os.environ).rank)
+                own = self._incarnation
+                if own is not None and own.newcomer != 0 and self._admission.number == 0:
+                    self._come(own, comm, process_sets)
                 else:
                     self._start(comm, process_sets)
                 return [
@@ -265,10 +263,10 @@ class Context:
     def _end(self) -> None:
         """At the end of the process."""
         self.shutdown()
-        if self._registry is not None and self._place is not None and self._pid == os.getpid():
+        if self._registry is not None and self._incarnation is not None and self._pid == os.getpid():
             with contextlib.suppress(Exception):  # nobody waits to be let in
-                self._registry.tell_leaving(self._place.name)
-                self._place.note()
+                self._registry.tell_leaving(self._incarnation.name)
+                self._incarnation.note()
 
     def numbers(self, kind: str, process_set: int) -> Numbers:
         """The numbers of operations without a name, counted by kind and process set.
@@ -332,9 +330,8 @@ class Context:
                 watched,
             )
             tell_launcher()
-            if self._registry is None and self._place is not None and self._witness is not None:
+            if self._registry is None and self._incarnation is not None and self._witness is not None:
                 self._registry = Registry(launcher_store())
-            self._has_met = True
             _start_timeline(engine, launch.rank)
         except BaseException:
             if engine is not None:
@@ -400,9 +397,7 @@ class Context:
         """
         with self._lock:
             before, rank = self._left or self._members, find_launch(os.environ).rank
-            if self._witness is None and self._registry is None:
-                return False
-            if len(before) < 2 and self._registry is None:
+            if self._registry is None and (self._witness is None or len(before) < 2):
                 return False
             self._is_going_on = True
             left = agree_on_survivors(
@@ -453,7 +448,7 @@ class Context:
         self._n_come_seen = n_come
         return False
 
-    def _come(self, place: NewcomersPlace, comm: Any, process_sets: Sequence[Sequence[int]]) -> None:
+    def _come(self, own: Incarnation, comm: Any, process_sets: Sequence[Sequence[int]]) -> None:
         """Waits until the job's ranks let this process in, and starts with them."""
         settings = elastic_settings(os.environ)
         if settings is None or comm or process_sets:
@@ -461,20 +456,17 @@ class Context:
                              "expected no communicator and no process sets, which the others do not give when they "
                              "start over.")  # fmt: skip
         registry = Registry(launcher_store())
-        registry.come(place.newcomer, place.rank)
-        set_waiting(True)
-        print(f"horon: rank {place.rank}, started anew, waits until the others commit", file=sys.stderr, flush=True)
+        registry.come(own.newcomer, own.rank)
+        print(f"horon: rank {own.rank}, started anew, waits until the others commit", file=sys.stderr, flush=True)
         size = find_launch(os.environ).size
-        pause_s = 0.01
-        while (admission := registry.admission_of(place.newcomer)) is None:
+        look_s = FIRST_LOOK_S
+        while (admission := registry.admission_of(own.newcomer)) is None:
             if registry.is_over(size):
-                registry.tell_ended(place.newcomer)
-                place.note()
-                print(f"horon: rank {place.rank}, started anew, ends: the others are done", file=sys.stderr, flush=True)
+                registry.tell_ended(own.newcomer)
+                own.note()
+                print(f"horon: rank {own.rank}, started anew, ends: the others are done", file=sys.stderr, flush=True)
                 os._exit(0)  # what the script does at its end is not for a process that never was a rank
-            time.sleep(pause_s)
-            pause_s = min(1.5 * pause_s, _LONGEST_LOOK_S)
-        set_waiting(False)
+            look_s = pause(look_s)
         self._registry, self._is_going_on = registry, True
         self._admission, self._left = admission, list(admission.members)
         while True:
@@ -484,7 +476,7 @@ class Context:
             except (dist.DistBackendError, HorovodInternalError):  # most likely another one has died since
                 if not self.agree_who_goes_on(settings.least, settings.timeout):
                     raise
-        registry.tell_met(place.newcomer)
+        registry.tell_met(own.newcomer)
 
     def _ended(self) -> list[int]:
         """Ranks of the job whose processes have been seen to end: those that take part, not who was the same rank
@@ -511,7 +503,7 @@ class Context:
         """In a forked child: what the parent had is not ours to end."""
         self._engine = self._topology = self._made_group = self._job_store = self._witness = None
         self._is_going_on = False
-        self._registry = self._place = None
+        self._registry = self._incarnation = None
         self._admission = self._witnessed = Admission()
         self._guard.remove()
         self.allreduce, self.take = _refuse, _know_nothing

@@ -13,12 +13,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from horon._joined import JOINED_KEY, launcher_store
-from horon._newcomers import NEWCOMER_VARIABLE, NOTES_VARIABLE, RESTARTS_VARIABLE, Place, Registry
+from horon._newcomers import NEWCOMER_VARIABLE, NOTES_VARIABLE, RESTARTS_VARIABLE, Registry, process_name
 from horon.runner import _child
 
 # What ends a job: the launcher's agent sends it to this process and the rank at once, as to one process group.
 _ENDS = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT}
-# Between two starts of a process that the others do not let in.
+# A process that was started anew and has lasted for so long may be followed by another one at once.
+_HOPEFUL_S = 60.0
 _LONGEST_PAUSE_S = 60.0
 # How often it is looked whether the others still need a newcomer that is not one of them yet.
 _LOOK_S = 2.0
@@ -51,7 +52,7 @@ def run_expendable(command: Sequence[str], least: int, n_restarts: int) -> int:
             break
         if outlook.store is None or n_restarts == 0:
             return 0
-        is_hopeless = newcomer is not None and time.monotonic() - began_s < _LONGEST_PAUSE_S
+        is_hopeless = newcomer is not None and time.monotonic() - began_s < _HOPEFUL_S
         pause_s = min(max(2 * pause_s, 1.0), _LONGEST_PAUSE_S) if is_hopeless else 0.0
         newcomer = _next_newcomer(Registry(outlook.store), n_restarts, pause_s)
         if newcomer is None:
@@ -125,8 +126,8 @@ def _is_over(registry: Registry) -> bool:
     return registry.is_over(int(os.environ["WORLD_SIZE"]))
 
 
-def _place(newcomer: int | None) -> Place:
-    return Place(int(os.environ["RANK"]), newcomer or 0, "")
+def _name(newcomer: int | None) -> str:
+    return process_name(int(os.environ["RANK"]), newcomer or 0)
 
 
 @dataclass(frozen=True)
@@ -135,12 +136,10 @@ class _Outlook:
 
     Attributes:
         may_go_on: Whether the job may, without it.
-        was_rank: Whether it was one: a newcomer may have ended before.
         store: The launcher's, if it answers.
     """
 
     may_go_on: bool
-    was_rank: bool = True
     store: Any = None
 
 
@@ -151,12 +150,12 @@ def _outlook(status: int, least: int, newcomer: int | None) -> _Outlook:
     try:
         store = launcher_store()
         registry = Registry(store)
-        registry.take_back_leaving(_place(newcomer).name)
+        registry.take_back_leaving(_name(newcomer))
         if newcomer is not None:
             registry.tell_ended(newcomer)
             if not registry.has_met(newcomer):
                 _say(f"rank {rank}, started anew, {how} before the others had let it in")
-                return _Outlook(True, False, store)
+                return _Outlook(True, store)
         if not store.check([JOINED_KEY]):
             _say(f"rank {rank} {how} before all had met")
             return _Outlook(False)
@@ -166,7 +165,7 @@ def _outlook(status: int, least: int, newcomer: int | None) -> _Outlook:
         return _Outlook(False)
     what = "the others go on" if left >= least else "too few"
     _say(f"rank {rank} {how}; {left} of {size} ranks are left, and --min-np is {least}: {what}")
-    return _Outlook(left >= least, True, store)
+    return _Outlook(left >= least, store)
 
 
 def _next_newcomer(registry: Registry, n_restarts: int, pause_s: float) -> int | None:
@@ -190,7 +189,7 @@ def _tell_good_end(newcomer: int | None) -> None:
         if newcomer is not None:
             registry.tell_ended(newcomer)
         if newcomer is None or registry.has_met(newcomer):
-            registry.tell_leaving(_place(newcomer).name)
+            registry.tell_leaving(_name(newcomer))
 
 
 def _say(text: str) -> None:

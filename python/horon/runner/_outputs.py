@@ -87,16 +87,18 @@ class Outputs:
                 sources: dict[Sink, list[_Source]] = {sink: [] for sink in self._sinks.values()}
                 for local_rank, rank in enumerate(ranks):
                     for stream, sink in self._sinks.items():
-                        tag = Tag(rank, stream, output.has_times) if output.is_tagged or output.has_times else None
                         pipe = _open_pipe(opened, pipe_of(folder, local_rank, stream))
-                        source = _Source(pipe, sink, tag)
-                        if output.folder is not None:
-                            path = folder_of(output.folder, rank, size) / stream
-                            source.copy_to(_Copy(opened, path, self._sinks["stderr"]))
-                        sources[sink].append(source)
+                        tag = Tag(rank, stream, output.has_times) if output.is_tagged or output.has_times else None
+                        copy = self._copy(opened, output, rank, size, stream)
+                        sources[sink].append(_Source(pipe, sink, tag, copy))
                 # One for each place, so that nobody waits for the other place's reader.
                 self._threads = [_Passing(opened, of_sink) for of_sink in sources.values()]
             self._opened = opened.pop_all()
+
+    def _copy(self, opened: contextlib.ExitStack, output: Output, rank: int, size: int, stream: str) -> _Copy | None:
+        if output.folder is None:
+            return None
+        return _Copy(opened, folder_of(output.folder, rank, size) / stream, self._sinks["stderr"])
 
     def __enter__(self) -> Outputs:
         for thread in self._threads:
@@ -164,15 +166,12 @@ class _Copy:
 class _Source:
     """A rank's stdout or stderr, and where its lines go. Used by one thread."""
 
-    def __init__(self, pipe: int, sink: Sink, tag: Tag | None) -> None:
+    def __init__(self, pipe: int, sink: Sink, tag: Tag | None, copy: _Copy | None) -> None:
         self.pipe = pipe
         self._sink = sink
         self._tag = tag
-        self._copy: _Copy | None = None
-        self._lines = Lines()
-
-    def copy_to(self, copy: _Copy) -> None:
         self._copy = copy
+        self._lines = Lines()
 
     def pass_on(self) -> int | None:
         """Passes on what has come; returns how many bytes. 0: the rank has closed it. None: there is nothing yet."""

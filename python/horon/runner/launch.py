@@ -187,14 +187,7 @@ def _parser() -> argparse.ArgumentParser:
         help="go on with so many when others have died, if the script can; the status is then 0")  # fmt: skip
     add("--max-restarts", type=int, default=0, metavar="N",
         help="with --min-np: ranks that died are started anew, so often in all (default: %(default)s)")  # fmt: skip
-    add(
-        "--max-np",
-        "--max-num-proc",
-        dest="max_num_proc",
-        type=int,
-        metavar="N",
-        help="at least -np; no others are added",
-    )
+    add("--max-np", "--max-num-proc", dest="max_num_proc", type=int, metavar="N", help="at least -np; not more start")
     add("--verbose", action="store_true", help="print what is started")
     for option, variable, convert, text in _VARIABLES:
         add(option, action=_Variable, variable=variable, convert=convert, dest="environment", metavar="X", help=text)
