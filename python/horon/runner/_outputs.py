@@ -115,17 +115,17 @@ class Outputs:
             for thread in self._threads:
                 thread.finish()
             for thread in self._threads:
-                thread.join()
+                thread.is_done.wait()
         except BaseException:  # told to end, while somebody reads slowly
             self.hurry()
             for thread in self._threads:
                 thread.finish()
             for thread in self._threads:
-                thread.join(_MOST_HURRIED_S)
+                thread.is_done.wait(_MOST_HURRIED_S)
             if kind is None:  # else what has been found out is more
                 raise
         finally:
-            if not any(thread.is_alive() for thread in self._threads):
+            if all(thread.is_done.is_set() for thread in self._threads):
                 self._opened.close()
 
 
@@ -196,10 +196,15 @@ class _Source:
 
 
 class _Passing(threading.Thread):
-    """Passes on what comes from some sources."""
+    """Passes on what comes from some sources.
+
+    Attributes:
+        is_done: Set at the end. An exception in join(), of a signal, would make Python take the thread for ended.
+    """
 
     def __init__(self, opened: contextlib.ExitStack, sources: list[_Source]) -> None:
         super().__init__(daemon=True)
+        self.is_done = threading.Event()
         self._sources = sources
         self._over = os.eventfd(0)
         opened.callback(os.close, self._over)
@@ -209,6 +214,12 @@ class _Passing(threading.Thread):
         os.eventfd_write(self._over, 1)
 
     def run(self) -> None:
+        try:
+            self._pass_on()
+        finally:
+            self.is_done.set()
+
+    def _pass_on(self) -> None:
         with selectors.DefaultSelector() as selector:
             selector.register(self._over, selectors.EVENT_READ)
             for source in self._sources:
