@@ -279,7 +279,8 @@ def _command(folder: Path, script: str, *options: str, num_proc: int = 2) -> lis
 
 
 def _start(folder: Path, script: str, *options: str, **more: Any) -> subprocess.Popen[str]:
-    given = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **more}
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    given = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "env": environment, **more}
     return subprocess.Popen(_command(folder, script, *options), cwd=folder, text=True, **given)
 
 
