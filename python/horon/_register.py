@@ -6,8 +6,11 @@ running again within itself, and must not raise, since an exception would break 
 torch import at the top of this file. See Note [Import inside import torch] in horon/__init__.py.
 """
 
+import os
 import sys
 from typing import Any
+
+from horon import _instead_of_gloo
 
 _FIRST_WITH_REGISTRAR = (2, 15)
 
@@ -34,16 +37,20 @@ def _devices() -> list[str]:
 
 
 def autoload() -> None:
-    """Registers at `import torch` where torch does not look for `registrar`. Never raises: what is wrong with this
-    build is said when the backend is used, or horon imported."""
+    """Registers at `import torch` where torch does not look for `registrar`, and in Gloo's place if that is asked for.
+    Never raises: what is wrong with this build is said when the backend is used, or horon imported."""
     try:
         _forget_unchecked_import()
-        if _torch_has_registrar_group():
+        torch_loads_all_now = not _torch_has_registrar_group()
+        if not torch_loads_all_now and not os.environ.get(_instead_of_gloo.kVariable):
             return
         import torch.distributed as dist
 
-        if dist.is_available():
+        if not dist.is_available():
+            return
+        if torch_loads_all_now:
             registrar()
+        _instead_of_gloo.install(os.environ, _create_backend)
     except Exception as error:  # an exception here would break `import torch` for programs without horon
         import warnings
 
