@@ -66,7 +66,8 @@ def _for_horon(pg_options: Any) -> Any:
 
     from horon._backend import Options
 
-    if pg_options is not None and not isinstance(pg_options, dist.ProcessGroupGloo._Options):
+    gloo: Any = dist.ProcessGroupGloo
+    if pg_options is not None and not isinstance(pg_options, gloo._Options):
         return pg_options
     options = Options()
     if not os.environ.get("HORON_SPARSE"):
