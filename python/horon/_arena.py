@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from horon import _version_check
 
@@ -115,10 +115,16 @@ def ddp_in_arena(model: DistributedDataParallel) -> DistributedDataParallel:
         raise TypeError(f"horon: ddp_in_arena: expected a DistributedDataParallel model, got {type(model).__name__}.")
     if model.device.type != "cpu":
         raise ValueError(f"horon: ddp_in_arena: the model is on {model.device}; only CPU models have arena buckets.")
-    backend = dist.get_backend(model.process_group)
-    if "horon" not in dist.get_backend_config(model.process_group) and backend != "horon":
-        raise ValueError(f"horon: ddp_in_arena: the model's process group uses {backend}; init it with 'horon'.")
+    if not _is_horon(model.process_group):
+        name = dist.get_backend(model.process_group)
+        raise ValueError(f"horon: ddp_in_arena: the model's process group uses {name}; init it with 'horon'.")
     places = _C.register_ddp_arena_hook(model.reducer, model.process_group, model.gradient_as_bucket_view)
     if places is not None:
         model.register_forward_pre_hook(_LendsPlaces(places))
     return model
+
+
+def _is_horon(group: Any) -> bool:
+    """Not by its name, which may be Gloo's (HORON_INSTEAD_OF_GLOO); torch's debug mode puts a wrapper around it."""
+    backend = group._get_backend(torch.device("cpu"))
+    return isinstance(getattr(backend, "wrapped_pg", backend), _C.HoronBackend)

@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import horon
 import pytest
 import torch
 import torch.distributed as dist
@@ -69,10 +70,18 @@ def _sparse(rank: int, world_size: int) -> None:
     assert model.module[0].weight.grad.is_sparse
 
 
+def _arena(rank: int, world_size: int) -> None:
+    model = horon.ddp_in_arena(DDP(nn.Linear(4, 1), gradient_as_bucket_view=True))
+    model(torch.full((1, 4), float(rank))).sum().backward()
+    assert horon.is_in_arena(model.module.weight.grad)
+    assert (model.module.weight.grad == sum(range(world_size)) / world_size).all()
+
+
 def _all(rank: int, world_size: int) -> None:
     _what_programs_do(rank, world_size)
     _groups(rank, world_size)
     _sparse(rank, world_size)
+    _arena(rank, world_size)
     dist.destroy_process_group()
 
 
