@@ -50,7 +50,7 @@ def autoload() -> None:
             return
         if torch_loads_all_now:
             registrar()
-        _instead_of_gloo.install(os.environ, _create_backend)
+        _instead_of_gloo.install(os.environ, _create_backend, _devices)
     except Exception as error:  # an exception here would break `import torch` for programs without horon
         import warnings
 

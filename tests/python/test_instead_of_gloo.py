@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +11,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from harness import assert_clean_exits, expect_error, on_gloo, run_fresh_processes
-from horon import _instead_of_gloo
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
@@ -145,32 +143,31 @@ def test_a_word_that_says_neither_is_an_error_of_the_groups() -> None:
     assert_clean_exits(run_fresh_processes(_unknown_word, 1, env=env, init=False, executed=True))
 
 
-def test_threads_that_make_groups_at_once_do_not_get_gloo() -> None:
-    """Before torch 2.15 a name is exchanged while the function that makes groups runs: until the last has returned."""
-    inside, leave = threading.Barrier(2), threading.Event()
-    seen = []
+def _options_of_others(rank: int, world_size: int) -> None:
+    for foreign in (object(), SimpleNamespace(backend="nccl"), {}):
+        group = dist.new_group(backend="gloo", pg_options=foreign)
+        assert _is_horon(group)
+        tensor = torch.sparse_coo_tensor([[0]], [1.0], (1,))
+        dist.all_reduce(tensor, group=group)
+        assert tensor.to_dense() == world_size
+    expect_error(lambda: dist.new_group(backend="horon", pg_options=object()), "expected horon.Options")
 
-    class Names:
-        GLOO = "gloo"
 
-    class FakeC10d:
-        Backend = Names
-        _world = SimpleNamespace(pg_backend_config={})
+def _another_plugin(rank: int, world_size: int) -> None:
+    for name in ("cpu:gloo,cuda:fake", "cuda:fake,cpu:gloo"):
+        expect_error(lambda name=name: dist.new_group(backend=name), "HORON_INSTEAD_OF_GLOO", name, "Unset")
+    dist.all_reduce(torch.ones(3))
+    assert dist.Backend.GLOO == "gloo" and dist.Backend("gloo") == dist.Backend.GLOO
+    assert dist.BackendConfig(dist.Backend("gloo")).get_device_backend_map()["cpu"] == "gloo"
 
-    def helper(is_last: bool) -> tuple[None, None]:
-        inside.wait(60)
-        if is_last:
-            assert leave.wait(60)
-            looked_up = Names.GLOO
-            seen.append(looked_up == Names.GLOO)
-        return None, None
 
-    make_group = _instead_of_gloo._without_built_in_gloo(FakeC10d, helper)
-    last = threading.Thread(target=make_group, args=(True,))
-    last.start()
-    make_group(False)
-    leave.set()
-    last.join(60)
+def _odd_groups(rank: int, world_size: int) -> None:
+    import torch.testing._internal.distributed.fake_pg  # noqa: F401  (registers the backend "fake" before torch 2.15)
 
-    assert seen == [False]
-    assert Names.GLOO == "gloo" and type(Names.GLOO) is str
+    _options_of_others(rank, world_size)
+    _another_plugin(rank, world_size)
+    dist.destroy_process_group()
+
+
+def test_options_of_others_have_no_effect_and_another_plugin_is_an_error() -> None:
+    assert_clean_exits(run_fresh_processes(_odd_groups, 1, env=ON, backend="gloo", executed=True))

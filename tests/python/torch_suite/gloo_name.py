@@ -14,8 +14,6 @@ from typing import Any
 import torch.distributed as dist
 from horon import _instead_of_gloo
 
-c10d: Any = dist.distributed_c10d
-
 
 def create_horon(options: Any, pg_options: Any) -> Any:
     # Here, so that nothing of horon is loaded before the rank's process is forked.
@@ -32,15 +30,20 @@ def create_renamed_gloo(options: Any, pg_options: Any) -> Any:
     return gloo
 
 
-CREATORS: dict[str, _instead_of_gloo.Creator] = {"horon": create_horon, "renamed-gloo": create_renamed_gloo}
+BACKENDS = ("horon", "renamed-gloo")
 PROFILER_PREFIX: dict[str, str] = {"horon": "horon:", "renamed-gloo": "gloo:"}
 
 
 def put_behind_gloo(backend: str) -> None:
-    """Makes the name "gloo" create `backend`, a key of CREATORS, from now on in this process."""
-    _instead_of_gloo.put_behind_gloo(CREATORS[backend])
-    if backend != "horon":
-        c10d.Backend.backend_type_map["gloo"] = c10d.ProcessGroup.BackendType.GLOO
+    """Makes the name "gloo" create `backend`, one of BACKENDS, from now on in this process."""
+
+    def devices() -> list[str]:
+        return ["cpu", "cuda"]
+
+    if backend == "horon":
+        _instead_of_gloo.install({_instead_of_gloo.kVariable: "on"}, create_horon, devices)
+    else:
+        _instead_of_gloo.put_behind_gloo(create_renamed_gloo, devices, is_gloo=True)
 
 
 def translate_profiler_titles(distributed_test: Any, backend: str) -> None:
