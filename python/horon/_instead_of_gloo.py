@@ -21,6 +21,7 @@ from typing import Any
 
 kVariable = "HORON_INSTEAD_OF_GLOO"
 
+# The words that csrc/core/environment.cc takes, which would have to be loaded in the middle of `import torch`.
 _ON = ("on", "1", "true", "yes")
 _OFF = ("", "off", "0", "false", "no")
 
@@ -42,27 +43,25 @@ def install(environment: Mapping[str, str], create_horon: Creator, devices: Call
     put_behind_gloo(create, devices)
 
 
-def put_behind_gloo(create: Creator, devices: Callable[[], list[str]], is_gloo: bool = False) -> None:
+def put_behind_gloo(create: Creator, devices: Callable[[], list[str]]) -> None:
     """Lets ``create`` make the groups, or the CPU's part of them, for which this process asks Gloo from now on.
 
     Args:
         create: Makes a group.
         devices: Tells, when a group is made, which devices one has that is for all of them.
-        is_gloo: It makes Gloo's after all.
     """
     import torch.distributed as dist
 
     c10d: Any = dist.distributed_c10d
     backend: Any = dist.Backend
     backend._plugins["GLOO"] = backend._BackendPlugin(create, True)
-    if not is_gloo:
-        backend.backend_type_map["gloo"] = dist.ProcessGroup.BackendType.CUSTOM
-        # torch attaches its flight recorder to whatever does not record itself, as Gloo does. New in torch 2.15.
-        getattr(c10d, "_FR_SELF_RECORDING_BACKENDS", set()).discard("gloo")
+    backend.backend_type_map["gloo"] = dist.ProcessGroup.BackendType.CUSTOM
+    # torch attaches its flight recorder to whatever does not record itself, as Gloo does. New in torch 2.15.
+    getattr(c10d, "_FR_SELF_RECORDING_BACKENDS", set()).discard("gloo")
     is_built_in = not hasattr(c10d, "_create_gloo_process_group")
     if is_built_in:
         c10d.BackendConfig = _with_stand_ins(c10d.BackendConfig)
-    c10d._new_process_group_helper = _with_checks(c10d, c10d._new_process_group_helper, devices, is_built_in)
+    c10d._new_process_group_helper = _wrap_helper(c10d, c10d._new_process_group_helper, devices, is_built_in)
 
 
 def _for_horon(pg_options: Any) -> Any:
@@ -102,7 +101,7 @@ def _with_stand_ins(config: Any) -> Any:
     return BackendConfig
 
 
-def _with_checks(
+def _wrap_helper(
     c10d: Any, helper: Callable[..., Any], devices: Callable[[], list[str]], is_built_in: bool
 ) -> Callable[..., Any]:
     """Returns torch's `helper`, which makes groups, with what has to be done before and after it."""
@@ -125,15 +124,10 @@ def _with_checks(
 
 def _check_no_other(c10d: Any, name: str) -> None:
     """Raises ValueError for a group with a backend that torch would mix up with the one behind the name "gloo"."""
-    backend = c10d.Backend
-    custom = c10d.ProcessGroup.BackendType.CUSTOM
+    types, custom = c10d.Backend.backend_type_map, c10d.ProcessGroup.BackendType.CUSTOM
     parts = [part.partition(":")[2] for part in name.lower().split(",")]
-    others = [
-        other
-        for other in parts
-        if other not in ("", "gloo", "horon") and backend.backend_type_map.get(other, custom) == custom
-    ]
-    if "gloo" in parts and others and backend.backend_type_map["gloo"] == custom:
+    others = [part for part in parts if part not in ("", "gloo", "horon") and types.get(part, custom) == custom]
+    if "gloo" in parts and others:
         raise ValueError(
             f"{kVariable}: of the backends that do not come with torch, a group can have one, and {name!r} has "
             f"{others[0]} besides what stands in Gloo's place. Unset the variable for this program."

@@ -41,14 +41,14 @@ def autoload() -> None:
     Never raises: what is wrong with this build is said when the backend is used, or horon imported."""
     try:
         _forget_unchecked_import()
-        torch_loads_all_now = not _torch_has_registrar_group()
-        if not torch_loads_all_now and not os.environ.get(_instead_of_gloo.kVariable):
+        is_only_chance = not _torch_has_registrar_group()
+        if not is_only_chance and not os.environ.get(_instead_of_gloo.kVariable):
             return
         import torch.distributed as dist
 
         if not dist.is_available():
             return
-        if torch_loads_all_now:
+        if is_only_chance:
             registrar()
         _instead_of_gloo.install(os.environ, _create_backend, _devices)
     except Exception as error:  # an exception here would break `import torch` for programs without horon

@@ -23,7 +23,7 @@ def create_horon(options: Any, pg_options: Any) -> Any:
 
 
 def create_renamed_gloo(options: Any, pg_options: Any) -> Any:
-    """A real Gloo made by way of the replacement: it shows that the replacement itself changes nothing."""
+    """A real Gloo made by way of the replacement: it shows what the replacement itself changes."""
     gloo = dist.ProcessGroupGloo(options.store, options.group_rank, options.group_size, timeout=options.timeout)
     gloo.options.global_ranks_in_group = options.global_ranks_in_group
     gloo.options.group_name = options.group_id
@@ -43,7 +43,7 @@ def put_behind_gloo(backend: str) -> None:
     if backend == "horon":
         _instead_of_gloo.install({_instead_of_gloo.kVariable: "on"}, create_horon, devices)
     else:
-        _instead_of_gloo.put_behind_gloo(create_renamed_gloo, devices, is_gloo=True)
+        _instead_of_gloo.put_behind_gloo(create_renamed_gloo, devices)
 
 
 def translate_profiler_titles(distributed_test: Any, backend: str) -> None:
