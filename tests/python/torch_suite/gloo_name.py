@@ -44,6 +44,7 @@ def put_behind_gloo(backend: str) -> None:
         _instead_of_gloo.install({_instead_of_gloo.kVariable: "on"}, create_horon, devices)
     else:
         _instead_of_gloo.put_behind_gloo(create_renamed_gloo, devices)
+        dist.Backend.backend_type_map["gloo"] = dist.ProcessGroup.BackendType.GLOO  # what it is
 
 
 def translate_profiler_titles(distributed_test: Any, backend: str) -> None:
