@@ -19,11 +19,9 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
-kVariable = "HORON_INSTEAD_OF_GLOO"
+from horon._words import is_on
 
-# The words that csrc/core/environment.cc takes, which would have to be loaded in the middle of `import torch`.
-_ON = ("on", "1", "true", "yes")
-_OFF = ("", "off", "0", "false", "no")
+kVariable = "HORON_INSTEAD_OF_GLOO"
 
 Creator = Callable[[Any, Any], Any]
 """``(c10d._DistributedBackendOptions, pg_options) -> Backend``: what ``register_backend(extended_api=True)`` takes."""
@@ -31,13 +29,16 @@ Creator = Callable[[Any, Any], Any]
 
 def install(environment: Mapping[str, str], create_horon: Creator, devices: Callable[[], list[str]]) -> None:
     """Does what ``HORON_INSTEAD_OF_GLOO`` says; a word that says neither yes nor no is an error of Gloo's groups."""
-    text = environment.get(kVariable, "").strip().lower()
-    if text in _OFF:
-        return
+    error: ValueError | None = None
+    try:
+        if not is_on(environment, kVariable):
+            return
+    except ValueError as caught:
+        error = caught
 
     def create(options: Any, pg_options: Any) -> Any:
-        if text not in _ON:
-            raise ValueError(f"{kVariable}: expected on or off, got {environment[kVariable]!r}")
+        if error is not None:
+            raise error
         return create_horon(options, _for_horon(pg_options))
 
     put_behind_gloo(create, devices)

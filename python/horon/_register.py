@@ -10,7 +10,7 @@ import os
 import sys
 from typing import Any
 
-from horon import _instead_of_gloo
+from horon import _as_horovod, _instead_of_gloo
 
 _FIRST_WITH_REGISTRAR = (2, 15)
 
@@ -41,6 +41,7 @@ def autoload() -> None:
     Never raises: what is wrong with this build is said when the backend is used, or horon imported."""
     try:
         _forget_unchecked_import()
+        _as_horovod.in_front_if_asked(os.environ)
         is_only_chance = not _torch_has_registrar_group()
         if not is_only_chance and not os.environ.get(_instead_of_gloo.kVariable):
             return

@@ -11,6 +11,7 @@ import signal
 import sys
 from collections.abc import Mapping
 
+from horon import _as_horovod
 from horon._newcomers import NEWCOMER_VARIABLE, NOTES_VARIABLE, RESTARTS_VARIABLE
 from horon.runner import _outputs
 
@@ -50,13 +51,14 @@ def die_with_parent() -> None:
 
 
 def prepare(pipes: str) -> None:
-    """Sets the variables, and takes the pipes for the output, if there are any.
+    """Sets the variables, lets `horovod` mean horon, and takes the pipes for the output, if there are any.
 
     Args:
         pipes: Their folder, or NO_PIPES.
     """
     os.environ.update(horovod_variables(os.environ))
     os.environ.pop(RANKS_PER_HOST_VARIABLE, None)
+    _as_horovod.in_front_for_ranks(os.environ)
     if pipes != NO_PIPES:
         _outputs.take_pipes(pipes, int(os.environ["LOCAL_RANK"]))
 

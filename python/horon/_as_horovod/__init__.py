@@ -1,0 +1,62 @@
+"""Scripts and libraries that say `import horovod.torch` get horon, without a change.
+
+Note [In Horovod's place]
+What Python finds under the name `horovod` is decided by its search path. This folder holds a package of that name, and
+nothing else; in_front() puts it there. The package gives horon's modules Horovod's names: `horovod.torch` is
+`horon.torch` itself, so that a program may use both. Who does it:
+- horonrun and horon.run, for their ranks, unless their Python has a Horovod of its own, or HORON_AS_HOROVOD says no;
+- with HORON_AS_HOROVOD=on, `import torch`, before which horovod must not have been imported;
+- `python -m horon.as_horovod`, under other launchers.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from collections.abc import Mapping, MutableMapping
+from pathlib import Path
+
+from horon._words import is_on
+
+kVariable = "HORON_AS_HOROVOD"
+
+_FOLDER = str(Path(__file__).resolve().parent)
+
+
+def in_front(environment: MutableMapping[str, str]) -> None:
+    """From now on this process, and those that it starts, find horon under the name `horovod`, if they have not
+    imported one already."""
+    if _FOLDER not in sys.path:
+        sys.path.insert(0, _FOLDER)
+    given = environment.get("PYTHONPATH", "")
+    if _FOLDER not in given.split(os.pathsep):
+        environment["PYTHONPATH"] = os.pathsep.join([_FOLDER, *([given] if given else [])])
+
+
+def in_front_if_asked(environment: MutableMapping[str, str]) -> None:
+    """Does what HORON_AS_HOROVOD says."""
+    if _is_wanted(environment):
+        in_front(environment)
+
+
+def in_front_for_ranks(environment: MutableMapping[str, str]) -> None:
+    """The same; if it says nothing, so does a Python without Horovod."""
+    wanted = _is_wanted(environment)
+    if wanted or (wanted is None and importlib.util.find_spec("horovod") is None):
+        in_front(environment)
+
+
+def check(environment: Mapping[str, str]) -> None:
+    """Raises ImportError where HORON_AS_HOROVOD is set to neither yes nor no."""
+    try:
+        is_on(environment, kVariable)
+    except ValueError as error:
+        raise ImportError(f"horon: {error}") from None
+
+
+def _is_wanted(environment: Mapping[str, str]) -> bool | None:
+    try:
+        return is_on(environment, kVariable)
+    except ValueError:
+        return True  # then importing horovod says it: not everything that starts with the variable does that
