@@ -43,7 +43,7 @@ def in_front_if_asked(environment: MutableMapping[str, str]) -> None:
 def in_front_for_ranks(environment: MutableMapping[str, str]) -> None:
     """The same; if it says nothing, so does a Python without Horovod."""
     wanted = _is_wanted(environment)
-    if wanted or (wanted is None and importlib.util.find_spec("horovod") is None):
+    if wanted or (wanted is None and not _is_horovod_installed()):
         in_front(environment)
 
 
@@ -53,6 +53,16 @@ def check(environment: Mapping[str, str]) -> None:
         is_on(environment, kVariable)
     except ValueError as error:
         raise ImportError(f"horon: {error}") from None
+
+
+def _is_horovod_installed() -> bool:
+    # Not in the folder of this call, which may be a clone of Horovod's repository; scripts look in their own.
+    path = list(sys.path)
+    sys.path[:] = [entry for entry in path if entry not in ("", os.getcwd())]
+    try:
+        return importlib.util.find_spec("horovod") is not None
+    finally:
+        sys.path[:] = path
 
 
 def _is_wanted(environment: Mapping[str, str]) -> bool | None:

@@ -1,12 +1,12 @@
-"""Runs Horovod's own test/parallel/test_torch.py on horon, with its import changed.
+"""Runs Horovod's own test/parallel/test_torch.py on horon, which stands in Horovod's place.
 
     python run_test_torch.py HOROVOD_CHECKOUT [--ranks 2] [--hosts 1] [pytest arguments]
 
-HOROVOD_CHECKOUT is a clone of Horovod's repository: its packages do not ship the tests. The file is changed in a copy:
+HOROVOD_CHECKOUT is a clone of Horovod's repository: its packages do not ship the tests. They are changed in a copy:
 
-- ``import horovod.torch`` becomes ``import horon.torch``; likewise in the test helpers it imports;
-- the tests over all of torch.optim leave out Muon, which is newer than they are, and which torch itself does not let be
-  made for their models, since these have 1-D parameters.
+- those over all of torch.optim leave out Muon, which is newer than they are, and which torch itself does not let be
+  made for their models, since these have 1-D parameters;
+- their helpers import a part of horovodrun that they do not use.
 
 With ``--hosts 2``, every second rank counts as one of another host. Exit status 1 if a test failed on any rank.
 """
@@ -23,7 +23,6 @@ import sys
 import tempfile
 from pathlib import Path
 
-IMPORT = ("import horovod.torch as hvd", "import horon.torch as hvd")
 NO_MUON = (
     "subclass != torch.optim.LBFGS and",
     'subclass != torch.optim.LBFGS and subclass != getattr(torch.optim, "Muon", None) and',
@@ -45,7 +44,7 @@ def prepare(checkout: Path, folder: Path) -> Path:
     """Copies Horovod's tests and changes the copy. Returns the test file."""
     shutil.copytree(checkout / "test", folder / "test")
     test_file = folder / "test" / "parallel" / "test_torch.py"
-    replace(test_file, IMPORT, NO_MUON)
+    replace(test_file, NO_MUON)
     replace(folder / "test" / "utils" / "common.py", NO_LAUNCHER)
     return test_file
 
@@ -80,7 +79,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         test_file = prepare(arguments.checkout, Path(folder))
         port = free_port()
-        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--disable-warnings", str(test_file)]
+        command = [sys.executable, "-m", "horon.as_horovod", "-m", "pytest"]
+        command += ["-q", "-p", "no:cacheprovider", "--disable-warnings", str(test_file)]
         logs = [Path(folder, f"rank{rank}.log") for rank in range(arguments.ranks)]
         processes = []
         for rank, log in enumerate(logs):
