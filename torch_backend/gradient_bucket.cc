@@ -53,10 +53,11 @@ bool GradientBucket::try_send() {
     }
     const OperationPtr operation =
         host->make_allreduce(process_set_, tensor, tensor, order_.name, order_.how);
+    operation->began = std::exchange(began_, std::nullopt);
     const bool will_wait = device_.is_cpu() && !host->has_spare_cores();
     const std::uint64_t handle = host->submit(operation, will_wait);
-    out_ = {std::move(host), handle,  pack_ ? at::Tensor() : parameter_.grad(),
-            tensor,          nullptr, false};
+    out_ = {std::move(host), handle, pack_ ? at::Tensor() : parameter_.grad(), tensor, nullptr,
+            false,           false};
   } catch (const UsageError&) {
     return false;
   } catch (const c10::Error&) {
@@ -67,6 +68,58 @@ bool GradientBucket::try_send() {
     out_->done = out_->host->engine().try_wait(out_->handle);
   }
   return true;
+}
+
+void GradientBucket::make(const at::Tensor& gradient, PartMaker::Make make) {
+  const auto began = std::chrono::steady_clock::now();
+  const auto maker = std::make_shared<PartMaker>(gradient.nbytes(), std::move(make));
+  const at::Tensor tensor = flattened(gradient);
+  const std::shared_ptr<NamedEngineHost> host = host_.lock();
+  began_.reset();
+  try {
+    if (host && host->engine().is_running()) {
+      const OperationPtr operation =
+          host->make_allreduce(process_set_, tensor, tensor, order_.name, order_.how);
+      const std::optional<bool> in_parts = host->engine().wants_parts(*operation->request);
+      if (in_parts) {
+        began_ = began;
+      }
+      if (in_parts.value_or(false)) {
+        operation->maker = maker;
+        operation->began = std::exchange(began_, std::nullopt);
+        const std::uint64_t handle = host->submit(operation, !host->has_spare_cores());
+        out_ = {host, handle, tensor.view(parameter_.sizes()), tensor, nullptr, false, true};
+      }
+    }
+  } catch (const UsageError&) {
+    out_.reset();  // try_send() says what is wrong
+  } catch (const c10::Error&) {
+    out_.reset();
+  }
+  if (!out_) {
+    maker->finish();
+    return;
+  }
+  struct Finish {
+    PartMaker& maker;
+    ~Finish() noexcept(false) { maker.finish(); }
+  };
+  {
+    const Finish finish{*maker};
+    host->meet(out_->handle);
+  }
+  out_->done = host->engine().try_wait(out_->handle);
+}
+
+void GradientBucket::settle_made(const at::Tensor& came) {
+  const at::Tensor& sent = out_->sent;
+  TORCH_CHECK(came.defined() && came.has_storage() &&
+                  came.const_data_ptr() == sent.const_data_ptr() && came.numel() == sent.numel(),
+              "horon: the gradient '", order_.name,
+              "' was reduced while the backward pass made it, but has become something else before "
+              "it came to its parameter. HORON_REDUCE_WHILE_MADE=off lets it come first.");
+  out_->is_made = false;
+  out_->gradient = parameter_.grad();
 }
 
 at::Tensor GradientBucket::tensor_to_send() {

@@ -8,6 +8,7 @@
 
 #include <ATen/ATen.h>
 
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -15,6 +16,7 @@
 #include <vector>
 
 #include "gradient_pack.h"
+#include "named/part_maker.h"
 #include "named_engine_host.h"
 
 namespace horon::torch_backend {
@@ -45,6 +47,15 @@ class GradientBucket {
   // the current stream, where the gradients are ready. False if it has to go from Python, whose
   // errors say why. See Note [Sent without Python].
   bool try_send();
+  // Of one parameter's, on a CPU: calls `make` until all of `gradient` is made, which becomes the
+  // parameter's, and sends it meanwhile, if that is faster; else try_send() has to follow. See Note
+  // [Products of gradients] in gradient_product.h.
+  void make(const at::Tensor& gradient, PartMaker::Make make);
+  // Whether it was sent when it was made, and not settled since.
+  bool is_made() const { return out_ && out_->is_made; }
+  // It has become the parameter's gradient. Throws c10::Error if something else has: what came to
+  // the parameter was not the gradient that is out.
+  void settle_made(const at::Tensor& came);
   bool is_out() const { return out_.has_value(); }
   // Requires is_out(). Blocks until it is reduced, and makes the reduced gradients the parameters',
   // whatever has become of these meanwhile; again, nothing. Throws the operation's error. It is out
@@ -61,6 +72,7 @@ class GradientBucket {
     at::Tensor sent;                       // its memory of then
     std::shared_ptr<NamedOperation> done;  // if it was done, with or without success, when sent
     bool is_received = false;
+    bool is_made = false;  // sent before it was the parameter's
   };
 
   // What to reduce, or undefined.
@@ -75,6 +87,7 @@ class GradientBucket {
   const at::Tensor buffer_;
   std::weak_ptr<NamedEngineHost> host_;  // which ends with shutdown(), not with the optimizer
   int process_set_ = 0;
+  std::optional<std::chrono::steady_clock::time_point> began_;  // to be made, if that is compared
   std::optional<Out> out_;
 };
 

@@ -17,6 +17,7 @@
 #include "core/error.h"
 #include "core/options.h"
 #include "gradient_places.h"
+#include "gradient_product.h"
 
 namespace py = pybind11;
 
@@ -114,7 +115,7 @@ class GradientStreams {
   std::vector<c10::Stream> streams_;
 };
 
-struct GradientHooks::State final : GradientPlaces::Owner {
+struct GradientHooks::State final : GradientPlaces::Owner, GradientProducts {
   Callbacks callbacks;
   int passes = 1;
   std::vector<int> passes_left;                // by parameter
@@ -150,6 +151,21 @@ struct GradientHooks::State final : GradientPlaces::Owner {
   // Only the first one of a step: later, somebody may have it, or it is out.
   bool may_lend(std::size_t parameter) const override { return passes_left[parameter] == passes; }
 
+  // Of a bucket of its own, and as the first and only one of a step.
+  bool may_make(std::size_t parameter) const override {
+    if (!is_laid_out.load(std::memory_order_acquire) || place_of[parameter] || passes != 1 ||
+        passes_left[parameter] != 1) {
+      return false;
+    }
+    const auto bucket = static_cast<std::size_t>(bucket_of[parameter]);
+    return sizes[bucket] == 1 && buckets[bucket] && !buckets[bucket]->is_out();
+  }
+
+  void make(std::size_t parameter, const at::Tensor& gradient, PartMaker::Make make) override {
+    begin_step();
+    buckets[static_cast<std::size_t>(bucket_of[parameter])]->make(gradient, std::move(make));
+  }
+
   void came(std::size_t parameter, const Variables& incoming) {
     begin_step();
     const int left = --passes_left[parameter];
@@ -169,6 +185,12 @@ struct GradientHooks::State final : GradientPlaces::Owner {
     if (!is_laid_out.load(std::memory_order_acquire)) {
       call(callbacks.lay_out);
       HORON_CHECK(is_laid_out.load(std::memory_order_acquire), "the gradients were not laid out");
+    }
+    if (const SharedBucket& made = buckets[static_cast<std::size_t>(bucket_of[parameter])];
+        made && made->is_made()) {
+      made->settle_made(incoming.empty() ? at::Tensor() : incoming[0]);
+      ++n_ready[static_cast<std::size_t>(bucket_of[parameter])];
+      return;
     }
     if (const std::optional<Place>& place = place_of[parameter]) {
       place->first->came(place->second);
@@ -224,6 +246,7 @@ GradientHooks::GradientHooks(const std::vector<at::Tensor>& parameters, int pass
 
 GradientHooks::~GradientHooks() {
   for (const Hook& hook : hooks_) {
+    forget_products(hook.accumulator.get());
     hook.accumulator->del_post_hook(hook.key);
   }
 }
@@ -258,6 +281,7 @@ void GradientHooks::set_buckets(const std::vector<int>& bucket_of,
   state.packs.set(std::move(packs));
   state.place_of = std::move(place_of);
   lend_places();
+  watch_products_of_buckets();
   state.n_ready.assign(sizes.size(), 0);
   state.streams.assign(sizes.size(), {});
   state.sizes = std::move(sizes);
@@ -278,6 +302,20 @@ void GradientHooks::lend_places() {
       state.places = std::make_unique<GradientPlaces>(state_);
     }
     state.places->set(i, state.parameters[i], place->first, place->second);
+  }
+}
+
+void GradientHooks::watch_products_of_buckets() {
+  const State& state = *state_;
+  if (!reduce_while_made_from_environment()) {
+    return;
+  }
+  for (std::size_t i = 0; i < state.parameters.size(); ++i) {
+    if (state.parameters[i].is_cpu() &&
+        state.buckets[static_cast<std::size_t>(state.bucket_of[i])] && !state.place_of[i] &&
+        state.parameters[i].dim() == 2) {
+      watch_products(hooks_[i].accumulator.get(), state_, i);
+    }
   }
 }
 

@@ -70,6 +70,8 @@ class GradientHooks {
 
   // See Note [Gradients in their places] in gradient_places.h.
   void lend_places();
+  // See Note [Products of gradients] in gradient_product.h.
+  void watch_products_of_buckets();
 
   const std::shared_ptr<State> state_;
   std::vector<Hook> hooks_;

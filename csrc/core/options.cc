@@ -128,6 +128,8 @@ std::chrono::microseconds linger_time_from_environment() {
 
 bool gradients_in_place_from_environment() { return read_switch("HORON_GRADIENTS_IN_PLACE", true); }
 
+bool reduce_while_made_from_environment() { return read_switch("HORON_REDUCE_WHILE_MADE", true); }
+
 void Options::validate() const {
   if (claiming != "auto" && claiming != "on" && claiming != "off") {
     throw UsageError(concat("option claiming: expected auto, on or off, got '", claiming, "'."));

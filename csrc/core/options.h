@@ -111,4 +111,7 @@ std::chrono::microseconds linger_time_from_environment();
 // the process. Throws UsageError for other values.
 bool gradients_in_place_from_environment();
 
+// HORON_REDUCE_WHILE_MADE: see Note [Made in parts] in named/part_maker.h. Throws as above.
+bool reduce_while_made_from_environment();
+
 }  // namespace horon

@@ -62,6 +62,10 @@ void copy_scaled(std::byte* to, const std::byte* from, std::uint64_t count, cons
   reduce(to, &source, 1, count, spec.dtype, ReduceOp::kPremulSum, &factor);
 }
 
+// What is made and reduced at a time: two of them, a rank's and what it reads of the others', leave
+// room in a second-level cache.
+constexpr std::uint64_t kPartBytes = std::uint64_t{256} << 10;
+
 // Bytes of one row of a tensor whose first dimension differs from rank to rank.
 std::uint64_t row_bytes(const TensorSpec& spec) { return spec.bytes(); }
 
@@ -191,6 +195,29 @@ Transport::Leaving BatchExecutor::run_and_leave(const BatchTensor& tensor, std::
   request.outputs.push_back({tensor.own()->output.data, spec.bytes()});
   request.lead_bytes = lead_bytes;
   return lane_->transport().run_and_leave(request, context);
+}
+
+void BatchExecutor::run_in_parts(const BatchTensor& tensor, const WaitContext& context) {
+  const TensorSpec& spec = tensor.spec();
+  const std::uint64_t bytes = spec.bytes();
+  const NamedOperation::Tensor* own = tensor.own();
+  PartMaker* const maker = own != nullptr ? tensor.operation->maker.get() : nullptr;
+  std::byte* const data = own != nullptr ? own->output.data : buffer(bytes);
+  if (own == nullptr) {
+    std::memset(data, 0, bytes);
+  } else if (own->input.data != own->output.data) {
+    std::memcpy(data, own->input.data, bytes);
+  }
+  for (std::uint64_t begin = 0; begin < bytes; begin += kPartBytes) {
+    const std::uint64_t part = std::min(kPartBytes, bytes - begin);
+    if (maker != nullptr && maker->is_mine()) {
+      maker->make_until(begin + part);
+    }
+    Request request = reduction(OpKind::kAllReduce, tensor, part / spec.element_bytes);
+    request.inputs.push_back({data + begin, part});
+    request.outputs.push_back({data + begin, part});
+    lane_->transport().run(request, context);
+  }
 }
 
 bool BatchExecutor::gather_pieces(const std::vector<BatchTensor>& batch, std::uint64_t bytes) {

@@ -29,6 +29,9 @@ class BatchExecutor {
   // Transport::run_and_leave, which the transport of the lane has to be asked about then.
   Transport::Leaving run_and_leave(const BatchTensor& tensor, std::uint32_t lead_bytes,
                                    const WaitContext& context);
+  // The same as run() for one tensor, reduced a part at a time; what of it is not there yet is made
+  // meanwhile, if its maker belongs to this thread. All ranks do.
+  void run_in_parts(const BatchTensor& tensor, const WaitContext& context);
   // Whether all that there is to do is one reduction in place, on the transport.
   bool may_leave(const std::vector<BatchTensor>& batch) const;
 

@@ -63,6 +63,7 @@
 #include "named/gathering.h"
 #include "named/leads.h"
 #include "named/named_options.h"
+#include "named/parts_trial.h"
 #include "named/signature_cache.h"
 #include "named/timeline.h"
 #include "named/wire.h"
@@ -116,6 +117,10 @@ class NamedEngine {
   // then carries it out; wait() has to follow. See Note [Meetings]. Throws what `check_interrupt`
   // throws.
   void meet(std::uint64_t handle, InterruptCheck check_interrupt);
+  // Whether the tensor of an operation had better be made a part at a time: see Note [Trials]. Then
+  // it is submitted with a maker, meet() has to follow, and the maker's finish(). Nullopt if that
+  // is not worth thinking about: it is made first, and nobody need know how long that takes.
+  std::optional<bool> wants_parts(const NamedRequest& request) const;
   // As wait(), for an operation that is done. Null, and nothing happened, if it is not or is
   // unknown, or if another thread is at the engine just now. Never blocks.
   std::shared_ptr<NamedOperation> try_wait(std::uint64_t handle);
@@ -148,6 +153,7 @@ class NamedEngine {
   // Less is in the second-level caches, or too little to be worth the company. More than a bucket
   // of small gradients.
   static constexpr std::uint64_t kMeetForBytes = std::uint64_t{2} << 20;
+  static constexpr std::size_t kMostTrials = 64;
   enum class Attendant : std::uint8_t { kNone, kForeground, kBackground };
 
   // A batch, or a change of the process sets.
@@ -211,6 +217,12 @@ class NamedEngine {
   void run_step(InterruptCheck check_interrupt);
   void flush_all();
   void run_batch(const std::vector<BatchTensor>& batch, InterruptCheck check_interrupt);
+  // Whether ranks tell each other how they make the tensor: the same on all of them.
+  bool may_be_in_parts(const NamedRequest& request) const;
+  // Whether some rank makes it a part at a time, so that all reduce it so.
+  bool exchange_parts(const BatchTensor& tensor, BatchExecutor& executor,
+                      const WaitContext& context);
+  void note_making(const BatchTensor& tensor, bool in_parts);
   // True if it was left to the others to be ended.
   bool run_and_leave(const std::vector<BatchTensor>& batch, int root, BatchExecutor& executor,
                      const WaitContext& context);
@@ -276,6 +288,7 @@ class NamedEngine {
   std::vector<std::thread::id> waiters_;  // each thread once
   std::uint32_t n_meetings_ = 0;
   WaitTrust meeting_trust_;
+  std::unordered_map<const NamedRequest*, PartsTrial> parts_trials_;
   bool has_left_ = false;              // see Note [Leaving]
   bool has_device_work_ = false;       // something may be under way on a device
   bool is_background_called_ = false;  // woken, and not come yet

@@ -1,12 +1,16 @@
 // One named operation of this rank, from its submission until somebody has taken its result.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <exception>
+#include <memory>
+#include <optional>
 #include <vector>
 
 #include "core/request.h"
 #include "named/named_request.h"
+#include "named/part_maker.h"
 
 namespace horon {
 
@@ -31,6 +35,11 @@ struct NamedOperation {
   InlineVector<Tensor, 1> tensors;     // as in request->tensors
   InlineVector<std::int64_t, 1> rows;  // first dimension of each input
   std::vector<std::int64_t> splits;    // alltoall: rows for each rank of the set
+
+  // Of one tensor that is yet to be made; null if it is there. See Note [Made in parts].
+  std::shared_ptr<PartMaker> maker;
+  // When the making of the tensor began, if that is to be compared: see Note [Trials].
+  std::optional<std::chrono::steady_clock::time_point> began;
 
   // The results. Written by the engine's attendant; valid once the operation is done.
   std::vector<std::int64_t> received_splits;  // alltoall

@@ -1,0 +1,44 @@
+#include "named/part_maker.h"
+
+#include <algorithm>
+#include <chrono>
+
+namespace horon {
+namespace {
+
+constexpr std::chrono::milliseconds kLookAround{50};
+
+}  // namespace
+
+void PartMaker::make_until(std::size_t bytes) {
+  const std::size_t end = std::min(bytes, bytes_);
+  while (made_ < end) {
+    made_ = make_(made_, end);
+  }
+}
+
+void PartMaker::finish() {
+  struct Tell {
+    PartMaker& self;
+    ~Tell() {
+      const std::lock_guard lock(self.mutex_);
+      self.is_finished_ = true;
+      self.changed_.notify_all();
+    }
+  };
+  const Tell tell{*this};
+  make_until(bytes_);
+}
+
+void PartMaker::await_made(const WaitContext& context) {
+  std::unique_lock lock(mutex_);
+  while (!changed_.wait_for(lock, kLookAround, [&] { return is_finished_; })) {
+    if (context.check_interrupt != nullptr) {
+      lock.unlock();
+      (*context.check_interrupt)();
+      lock.lock();
+    }
+  }
+}
+
+}  // namespace horon

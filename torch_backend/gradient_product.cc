@@ -1,0 +1,228 @@
+#include "gradient_product.h"
+
+#include <ATen/CPUFunctions.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/core/GradMode.h>
+#include <c10/util/Exception.h>
+#include <torch/csrc/autograd/functions/accumulate_grad.h>
+#include <torch/csrc/autograd/generated/Functions.h>
+#include <torch/csrc/autograd/graph_task.h>
+#include <torch/library.h>
+
+#include <algorithm>
+#include <atomic>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <utility>
+
+namespace horon::torch_backend {
+namespace {
+
+using torch::autograd::AccumulateGrad;
+using torch::autograd::Edge;
+using torch::autograd::Node;
+namespace generated = torch::autograd::generated;
+
+// Smaller gradients travel together, and are reduced when all are there. As the engine has it.
+constexpr std::size_t kLeastBytes = std::size_t{2} << 20;
+
+struct Watched {
+  std::weak_ptr<GradientProducts> owner;
+  std::size_t parameter = 0;
+};
+
+class Table {
+ public:
+  void watch(Node* accumulator, Watched watched) {
+    const std::lock_guard lock(mutex_);
+    watched_[accumulator] = std::move(watched);
+    is_empty_.store(false, std::memory_order_relaxed);
+  }
+  void forget(Node* accumulator) {
+    const std::lock_guard lock(mutex_);
+    watched_.erase(accumulator);
+    is_empty_.store(watched_.empty(), std::memory_order_relaxed);
+  }
+  bool is_empty() const { return is_empty_.load(std::memory_order_relaxed); }
+  std::optional<Watched> find(const Node* accumulator) {
+    const std::lock_guard lock(mutex_);
+    const auto found = watched_.find(accumulator);
+    return found == watched_.end() ? std::nullopt : std::optional(found->second);
+  }
+
+ private:
+  std::atomic<bool> is_empty_{true};
+  std::mutex mutex_;
+  std::unordered_map<const Node*, Watched> watched_;  // guarded by mutex_
+};
+
+Table& table() {
+  // Backward passes may run until the process ends: never destroyed.
+  static auto* const table = new Table();
+  return *table;
+}
+
+// Nobody looks at what comes to the node, or leaves it.
+bool has_no_hooks(Node& node, std::size_t n_own_post_hooks = 0) {
+  return node.pre_hooks().empty() && node.tensor_pre_hooks().empty() &&
+         node.retains_grad_hooks().empty() && node.post_hooks().size() == n_own_post_hooks;
+}
+
+// Whether the backward pass makes the gradients of all parameters, and no graph.
+bool is_plain_backward() {
+  if (c10::GradMode::is_enabled() || torch::autograd::get_current_graph_task_id() == -1) {
+    return false;
+  }
+  const auto* const only = torch::autograd::get_current_graph_task_exec_info();
+  return only == nullptr || only->empty();
+}
+
+struct Found {
+  std::shared_ptr<GradientProducts> owner;
+  std::size_t parameter = 0;
+};
+
+// Of a node of mm() or addmm(): what an edge leads to, if the product is what is stored there.
+std::optional<Found> find_behind(const Edge& edge, bool other_needs_gradient, at::IntArrayRef sizes,
+                                 c10::ScalarType type) {
+  const Edge* stored = &edge;
+  if (auto* const transpose = dynamic_cast<generated::TBackward0*>(edge.function.get())) {
+    // Held by the edge, and by the transposed parameter, which is kept for the other gradient.
+    const std::size_t n_holders = other_needs_gradient ? 2 : 1;
+    if (transpose->num_outputs() != 1 || !has_no_hooks(*transpose) ||
+        edge.function.use_count() != n_holders) {
+      return std::nullopt;
+    }
+    stored = &transpose->next_edge(0);
+  }
+  auto* const accumulator = dynamic_cast<AccumulateGrad*>(stored->function.get());
+  if (accumulator == nullptr) {
+    return std::nullopt;
+  }
+  const std::optional<Watched> watched = table().find(accumulator);
+  const auto owner = watched ? watched->owner.lock() : nullptr;
+  const at::Tensor& parameter = accumulator->variable;
+  const bool is_alone = stored->function.use_count() == 2 &&  // the edge, and who watches
+                        has_no_hooks(*accumulator, 1) &&
+                        accumulator->tensor_post_acc_grad_hooks() == nullptr;
+  if (!owner || !is_alone || !parameter.defined() || parameter.grad().defined() ||
+      parameter.sizes() != sizes || parameter.scalar_type() != type || !parameter.is_contiguous() ||
+      !owner->may_make(watched->parameter)) {
+    return std::nullopt;
+  }
+  return Found{owner, watched->parameter};
+}
+
+std::optional<Found> find_gradient(const at::Tensor& a, const at::Tensor& b) {
+  const std::int64_t rows = a.size(0);
+  const std::int64_t inner = a.size(1);
+  // The gradients of both factors have different shapes: see Note [Products of gradients].
+  if (rows == inner || rows == 0 || inner == 0 || !is_plain_backward()) {
+    return std::nullopt;
+  }
+  const auto node = torch::autograd::get_current_node();
+  if (!node) {
+    return std::nullopt;
+  }
+  std::size_t first = 0;  // of the factors
+  if (const auto* const addmm = dynamic_cast<generated::AddmmBackward0*>(node.get())) {
+    if (!addmm->alpha.equal(1)) {
+      return std::nullopt;
+    }
+    first = 1;
+  } else if (dynamic_cast<generated::MmBackward0*>(node.get()) == nullptr) {
+    return std::nullopt;
+  }
+  if (node->num_outputs() != first + 2 || !has_no_hooks(*node)) {
+    return std::nullopt;
+  }
+  std::optional<Found> found;
+  for (const std::size_t factor : {first, first + 1}) {
+    const Edge& edge = node->next_edge(factor);
+    const Edge& other = node->next_edge(2 * first + 1 - factor);
+    if (!edge.is_valid()) {
+      continue;
+    }
+    auto behind = find_behind(edge, other.is_valid(), {rows, b.size(1)}, a.scalar_type());
+    if (behind && found) {
+      return std::nullopt;
+    }
+    found = behind ? behind : found;
+  }
+  return found;
+}
+
+at::Tensor make_gradient(const Found& found, const at::Tensor& a, const at::Tensor& b) {
+  const std::int64_t rows = a.size(0);
+  at::Tensor gradient = at::empty({rows, b.size(1)}, a.options());
+  const std::size_t row_bytes = gradient.nbytes() / static_cast<std::size_t>(rows);
+  found.owner->make(found.parameter, gradient, [=](std::size_t begin, std::size_t end) {
+    const auto from = static_cast<std::int64_t>(begin / row_bytes);
+    const auto until = static_cast<std::int64_t>((end + row_bytes - 1) / row_bytes);
+    at::Tensor part = gradient.narrow(0, from, until - from);
+    at::cpu::mm_out(part, a.narrow(0, from, until - from), b);
+    return static_cast<std::size_t>(until) * row_bytes;
+  });
+  return gradient;
+}
+
+at::Tensor mm(const at::Tensor& a, const at::Tensor& b) {
+  if (!table().is_empty() && a.dim() == 2 && b.dim() == 2 && a.size(1) == b.size(0) &&
+      a.scalar_type() == b.scalar_type() && a.is_floating_point() &&
+      static_cast<std::size_t>(a.size(0) * b.size(1)) * a.element_size() >= kLeastBytes) {
+    if (const auto found = find_gradient(a, b)) {
+      return make_gradient(*found, a, b);
+    }
+  }
+  return at::cpu::mm(a, b);
+}
+
+// Whether the kernel is torch's, whose place ours may take, and not one that somebody else has put
+// there.
+bool is_kernel_torchs() {
+  const auto handle = c10::Dispatcher::singleton().findSchema({"aten::mm", ""});
+  if (!handle) {
+    return false;
+  }
+  const std::string state = handle->dumpState();
+  const std::size_t begin = state.find("\nCPU: ");
+  const std::size_t end = begin == std::string::npos ? begin : state.find('\n', begin + 1);
+  return end != std::string::npos &&
+         state.substr(begin, end - begin).find("RegisterCPU") != std::string::npos &&
+         state.find("\nCPU (inactive)") == std::string::npos;
+}
+
+// Torch warns, once for all kernels, of one that replaces another.
+class NoWarning final : public c10::WarningHandler {
+ public:
+  void process(const c10::Warning& /*warning*/) override {}
+};
+
+void install() {
+  static std::once_flag once;
+  std::call_once(once, [] {
+    if (!is_kernel_torchs()) {
+      return;
+    }
+    NoWarning no_warning;
+    const c10::WarningUtils::WarningHandlerGuard guard(&no_warning);
+    // Never destroyed, like the table.
+    static auto* const library =
+        new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::CPU, __FILE__, __LINE__);
+    library->impl("mm", TORCH_FN(mm));
+  });
+}
+
+}  // namespace
+
+void watch_products(Node* accumulator, std::weak_ptr<GradientProducts> owner,
+                    std::size_t parameter) {
+  install();
+  table().watch(accumulator, {std::move(owner), parameter});
+}
+
+void forget_products(Node* accumulator) { table().forget(accumulator); }
+
+}  // namespace horon::torch_backend
