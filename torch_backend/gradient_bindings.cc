@@ -50,6 +50,7 @@ void bind_gradients(py::module_& module) {
           "try_send",
           [](GradientBucket& self) { return translating_named([&] { return self.try_send(); }); },
           NoGil())
+      .def_property_readonly("n_made", &GradientBucket::n_made)
       .def_property_readonly("is_out", &GradientBucket::is_out);
   py::class_<GradientHooks>(module, "GradientHooks")
       .def(py::init([](const std::vector<at::Tensor>& parameters, int passes, py::function lay_out,

@@ -2,6 +2,7 @@
 
 #include <ATen/core/grad_mode.h>
 
+#include <exception>
 #include <utility>
 
 #include "core/error.h"
@@ -100,13 +101,16 @@ void GradientBucket::make(const at::Tensor& gradient, PartMaker::Make make) {
     maker->finish();
     return;
   }
-  struct Finish {
-    PartMaker& maker;
-    ~Finish() noexcept(false) { maker.finish(); }
-  };
-  {
-    const Finish finish{*maker};
+  ++n_made_;
+  std::exception_ptr interruption;
+  try {
     host->meet(out_->handle);
+  } catch (...) {
+    interruption = std::current_exception();
+  }
+  maker->finish();  // in any case: others may wait for it
+  if (interruption) {
+    std::rethrow_exception(interruption);
   }
   out_->done = host->engine().try_wait(out_->handle);
 }
@@ -114,7 +118,8 @@ void GradientBucket::make(const at::Tensor& gradient, PartMaker::Make make) {
 void GradientBucket::settle_made(const at::Tensor& came) {
   const at::Tensor& sent = out_->sent;
   TORCH_CHECK(came.defined() && came.has_storage() &&
-                  came.const_data_ptr() == sent.const_data_ptr() && came.numel() == sent.numel(),
+                  came.const_data_ptr() == sent.const_data_ptr() &&
+                  lies_as_expected(came, parameter_, device_, strides_),
               "horon: the gradient '", order_.name,
               "' was reduced while the backward pass made it, but has become something else before "
               "it came to its parameter. HORON_REDUCE_WHILE_MADE=off lets it come first.");

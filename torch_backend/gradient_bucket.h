@@ -53,6 +53,8 @@ class GradientBucket {
   void make(const at::Tensor& gradient, PartMaker::Make make);
   // Whether it was sent when it was made, and not settled since.
   bool is_made() const { return out_ && out_->is_made; }
+  // How often it was sent so.
+  std::int64_t n_made() const { return n_made_; }
   // It has become the parameter's gradient. Throws c10::Error if something else has: what came to
   // the parameter was not the gradient that is out.
   void settle_made(const at::Tensor& came);
@@ -89,6 +91,7 @@ class GradientBucket {
   int process_set_ = 0;
   std::optional<std::chrono::steady_clock::time_point> began_;  // to be made, if that is compared
   std::optional<Out> out_;
+  std::int64_t n_made_ = 0;
 };
 
 }  // namespace horon::torch_backend
