@@ -95,8 +95,8 @@ class Result:
         return min(1.0, max(0.0, 1 - self.exposed_ms / self.alone_ms))
 
 
-def make_model(name: str) -> tuple[nn.Module, Callable[[], tuple[torch.Tensor, torch.Tensor]]]:
-    """Returns the model, the same on all ranks, and what makes a batch of inputs and targets."""
+def make_model(name: str, rows: int | None = None) -> tuple[nn.Module, Callable[[], tuple[torch.Tensor, torch.Tensor]]]:
+    """Returns the model, the same on all ranks, and what makes a batch of inputs and targets, with other `rows`."""
     torch.manual_seed(0)
     layers: list[nn.Module] = []
     if name == "mlp":
@@ -106,6 +106,7 @@ def make_model(name: str) -> tuple[nn.Module, Callable[[], tuple[torch.Tensor, t
     for n_inputs, n_outputs in itertools.pairwise(sizes):
         layers += [nn.Linear(n_inputs, n_outputs), nn.ReLU()]
     model = nn.Sequential(*layers[:-1])
+    batch = rows or batch
     return model, lambda: (torch.randn(batch, sizes[0]), torch.randn(batch, sizes[-1]))
 
 
