@@ -219,6 +219,9 @@ class NamedEngine {
   void run_batch(const std::vector<BatchTensor>& batch, InterruptCheck check_interrupt);
   // Whether ranks tell each other how they make the tensor: the same on all of them.
   bool may_be_in_parts(const NamedRequest& request) const;
+  // Waits for what other threads make, and makes what this one does, unless that is for parts.
+  static void await_made(const std::vector<BatchTensor>& batch, bool in_parts,
+                         const WaitContext& context);
   // Whether some rank makes it a part at a time, so that all reduce it so.
   bool exchange_parts(const BatchTensor& tensor, BatchExecutor& executor,
                       const WaitContext& context);

@@ -264,12 +264,24 @@ std::optional<bool> NamedEngine::wants_parts(const NamedRequest& request) const 
   return found != parts_trials_.end() && found->second.wants_parts();
 }
 
+void NamedEngine::await_made(const std::vector<BatchTensor>& batch, bool in_parts,
+                             const WaitContext& context) {
+  for (const BatchTensor& tensor : batch) {
+    PartMaker* const maker = tensor.operation ? tensor.operation->maker.get() : nullptr;
+    if (maker == nullptr) {
+      continue;
+    }
+    if (!maker->is_mine()) {
+      maker->await_made(context);
+    } else if (!in_parts) {
+      maker->make_until(tensor.spec().bytes());
+    }
+  }
+}
+
 bool NamedEngine::exchange_parts(const BatchTensor& tensor, BatchExecutor& executor,
                                  const WaitContext& context) {
   const Operation& operation = tensor.operation;
-  if (operation && operation->maker && !operation->maker->is_mine()) {
-    operation->maker->await_made(context);
-  }
   const bool makes =
       operation && operation->maker && operation->maker->is_mine() && operation->maker->has_more();
   const bool tries = makes || (operation && operation->began);
@@ -309,7 +321,9 @@ bool NamedEngine::run_and_leave(const std::vector<BatchTensor>& batch, int root,
                                 BatchExecutor& executor, const WaitContext& context) {
   const BatchTensor& tensor = batch.front();
   const NamedRequest* const request = tensor.request.get();
-  if (batch.size() == 1 && may_be_in_parts(*request) && exchange_parts(tensor, executor, context)) {
+  const bool may_be_parts = batch.size() == 1 && may_be_in_parts(*request);
+  await_made(batch, may_be_parts, context);
+  if (may_be_parts && exchange_parts(tensor, executor, context)) {
     executor.run_in_parts(tensor, context);
     note_making(tensor, true);
     free_since_ = Clock::now();

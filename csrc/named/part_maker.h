@@ -38,16 +38,17 @@ class PartMaker {
   // Makes what is lacking of the first `bytes`.
   void make_until(std::size_t bytes);
   // Makes all, and tells those that wait. They are told if it throws, too: whoever reads the tensor
-  // then finds what there is.
+  // then finds what there is. Again, nothing.
   void finish();
 
-  // On any other thread: waits until finish(). Throws what `check_interrupt` throws.
+  // On any other thread: waits until finish(). Throws TimeoutError, and what `check_interrupt`
+  // throws.
   void await_made(const WaitContext& context);
 
  private:
   const std::thread::id owner_ = std::this_thread::get_id();
   const std::size_t bytes_;
-  const Make make_;
+  Make make_;  // empty after finish(): it holds what the tensor is made from
   std::size_t made_ = 0;
   std::mutex mutex_;
   std::condition_variable changed_;

@@ -9,6 +9,7 @@ import contextlib
 import copy
 import os
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -315,3 +316,28 @@ def _is_off(rank: int, size: int) -> None:
 
 def test_off() -> None:
     run_fresh_processes(_is_off, 2, env={"HORON_REDUCE_WHILE_MADE": "off"})
+
+
+def _lets_go(rank: int, size: int) -> None:
+    """What the product is made from is not kept until the step."""
+    with _meeting(size) as hvd:
+        held: list[weakref.ref[torch.Tensor]] = []
+
+        def product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+            x = x * 2
+            held[:] = [weakref.ref(x)]
+            return _linear(x, weight)
+
+        model = _Model(product, torch.float32)
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1e-5), model.named_parameters())
+        for step in range(STEPS):
+            optimizer.zero_grad()
+            loss = _loss(model, step, rank, 4, torch.float32)
+            loss.backward()
+            assert held[0]() is None
+            optimizer.step()
+        assert _n_made(optimizer) > 0
+
+
+def test_lets_go_of_what_it_is_made_from() -> None:
+    run_ranks(_lets_go, 2)
