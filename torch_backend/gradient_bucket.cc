@@ -57,8 +57,10 @@ bool GradientBucket::try_send() {
     operation->began = std::exchange(began_, std::nullopt);
     const bool will_wait = device_.is_cpu() && !host->has_spare_cores();
     const std::uint64_t handle = host->submit(operation, will_wait);
-    out_ = {std::move(host), handle, pack_ ? at::Tensor() : parameter_.grad(), tensor, nullptr,
-            false,           false};
+    out_ = Out{.host = std::move(host),
+               .handle = handle,
+               .gradient = pack_ ? at::Tensor() : parameter_.grad(),
+               .sent = tensor};
   } catch (const UsageError&) {
     return false;
   } catch (const c10::Error&) {
@@ -88,8 +90,12 @@ void GradientBucket::make(const at::Tensor& gradient, PartMaker::Make make) {
       if (in_parts.value_or(false)) {
         operation->maker = maker;
         operation->began = std::exchange(began_, std::nullopt);
-        const std::uint64_t handle = host->submit(operation, !host->has_spare_cores());
-        out_ = {host, handle, tensor.view(parameter_.sizes()), tensor, nullptr, false, true};
+        Out out{.host = host,
+                .gradient = tensor.view(parameter_.sizes()),
+                .sent = tensor,
+                .is_made = true};
+        out.handle = host->submit(operation, !host->has_spare_cores());
+        out_ = std::move(out);
       }
     }
   } catch (const UsageError&) {
@@ -117,14 +123,16 @@ void GradientBucket::make(const at::Tensor& gradient, PartMaker::Make make) {
 
 void GradientBucket::settle_made(const at::Tensor& came) {
   const at::Tensor& sent = out_->sent;
+  out_->gradient = parameter_.grad();
+  out_->is_made = false;
+  out_->is_lost = true;
   TORCH_CHECK(came.defined() && came.has_storage() &&
                   came.const_data_ptr() == sent.const_data_ptr() &&
                   lies_as_expected(came, parameter_, device_, strides_),
               "horon: the gradient '", order_.name,
               "' was reduced while the backward pass made it, but has become something else before "
               "it came to its parameter. HORON_REDUCE_WHILE_MADE=off lets it come first.");
-  out_->is_made = false;
-  out_->gradient = parameter_.grad();
+  out_->is_lost = false;
 }
 
 at::Tensor GradientBucket::tensor_to_send() {
@@ -153,8 +161,11 @@ void GradientBucket::receive() {
     out.is_received = true;
     throw;
   }  // after anything else, a signal handler's, it can be waited for again
-  put_back(out);
   out.is_received = true;
+  if (out.is_lost) {
+    throw Error(concat("the gradient '", order_.name, "' is not the one that was reduced"));
+  }
+  put_back(out);
 }
 
 void GradientBucket::put_back(const Out& out) {

@@ -56,7 +56,7 @@ class GradientBucket {
   // How often it was sent so.
   std::int64_t n_made() const { return n_made_; }
   // It has become the parameter's gradient. Throws c10::Error if something else has: what came to
-  // the parameter was not the gradient that is out.
+  // the parameter was not the gradient that is out. receive() throws then, too.
   void settle_made(const at::Tensor& came);
   bool is_out() const { return out_.has_value(); }
   // Requires is_out(). Blocks until it is reduced, and makes the reduced gradients the parameters',
@@ -75,6 +75,7 @@ class GradientBucket {
     std::shared_ptr<NamedOperation> done;  // if it was done, with or without success, when sent
     bool is_received = false;
     bool is_made = false;  // sent before it was the parameter's
+    bool is_lost = false;  // and something else became that
   };
 
   // What to reduce, or undefined.

@@ -163,6 +163,7 @@ struct GradientHooks::State final : GradientPlaces::Owner, GradientProducts {
 
   void make(std::size_t parameter, const at::Tensor& gradient, PartMaker::Make make) override {
     begin_step();
+    has_gradients = true;  // it may be out, whatever becomes of this backward pass
     buckets[static_cast<std::size_t>(bucket_of[parameter])]->make(gradient, std::move(make));
   }
 
@@ -311,9 +312,12 @@ void GradientHooks::watch_products_of_buckets() {
     return;
   }
   for (std::size_t i = 0; i < state.parameters.size(); ++i) {
-    if (state.parameters[i].is_cpu() &&
-        state.buckets[static_cast<std::size_t>(state.bucket_of[i])] && !state.place_of[i] &&
-        state.parameters[i].dim() == 2) {
+    const at::Tensor& parameter = state.parameters[i];
+    // Of a subclass, other products might look like the gradient's.
+    const bool is_plain =
+        parameter.has_storage() && !parameter.unsafeGetTensorImpl()->is_python_dispatch();
+    if (is_plain && parameter.is_cpu() && parameter.dim() == 2 && !state.place_of[i] &&
+        state.buckets[static_cast<std::size_t>(state.bucket_of[i])]) {
       watch_products(hooks_[i].accumulator.get(), state_, i);
     }
   }

@@ -9,8 +9,10 @@
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/library.h>
 
-#include <algorithm>
+#include <array>
 #include <atomic>
+#include <cstring>
+#include <map>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -116,12 +118,13 @@ std::optional<Found> find_behind(const Edge& edge, bool other_needs_gradient, at
 }
 
 std::optional<Found> find_gradient(const at::Tensor& a, const at::Tensor& b) {
-  const std::int64_t rows = a.size(0);
-  const std::int64_t inner = a.size(1);
-  // The gradients of both factors have different shapes: see Note [Products of gradients].
-  if (rows == inner || rows == 0 || inner == 0 || !is_plain_backward()) {
+  if (!is_plain_backward()) {
     return std::nullopt;
   }
+  const std::array<std::int64_t, 2> sizes{a.size(0), b.size(1)};
+  // Factors, and so their gradients, have two each of three numbers of rows and columns. That of
+  // the other factor has the one that is added up over here.
+  const bool is_ambiguous = a.size(1) == sizes[0] || a.size(1) == sizes[1];
   const auto node = torch::autograd::get_current_node();
   if (!node) {
     return std::nullopt;
@@ -142,10 +145,10 @@ std::optional<Found> find_gradient(const at::Tensor& a, const at::Tensor& b) {
   for (const std::size_t factor : {first, first + 1}) {
     const Edge& edge = node->next_edge(factor);
     const Edge& other = node->next_edge(2 * first + 1 - factor);
-    if (!edge.is_valid()) {
+    if (!edge.is_valid() || (other.is_valid() && is_ambiguous)) {
       continue;
     }
-    auto behind = find_behind(edge, other.is_valid(), {rows, b.size(1)}, a.scalar_type());
+    auto behind = find_behind(edge, other.is_valid(), sizes, a.scalar_type());
     if (behind && found) {
       return std::nullopt;
     }
@@ -154,23 +157,73 @@ std::optional<Found> find_gradient(const at::Tensor& a, const at::Tensor& b) {
   return found;
 }
 
-at::Tensor make_gradient(const Found& found, const at::Tensor& a, const at::Tensor& b) {
-  const std::int64_t rows = a.size(0);
-  at::Tensor gradient = at::empty({rows, b.size(1)}, a.options());
-  const std::size_t row_bytes = gradient.nbytes() / static_cast<std::size_t>(rows);
-  found.owner->make(found.parameter, gradient, [=](std::size_t begin, std::size_t end) {
+PartMaker::Make make_rows_of(const at::Tensor& product, const at::Tensor& a, const at::Tensor& b) {
+  const std::size_t row_bytes = product.nbytes() / static_cast<std::size_t>(product.size(0));
+  return [=](std::size_t begin, std::size_t end) {
     const auto from = static_cast<std::int64_t>(begin / row_bytes);
     const auto until = static_cast<std::int64_t>((end + row_bytes - 1) / row_bytes);
-    at::Tensor part = gradient.narrow(0, from, until - from);
+    at::Tensor part = product.narrow(0, from, until - from);
     at::cpu::mm_out(part, a.narrow(0, from, until - from), b);
     return static_cast<std::size_t>(until) * row_bytes;
-  });
+  };
+}
+
+// Which products have the same bits if they are made in parts.
+class SameBits {
+ public:
+  std::optional<bool> find(const at::Tensor& a, const at::Tensor& b) {
+    const std::lock_guard lock(mutex_);
+    const auto found = known_.find(shape_of(a, b));
+    return found == known_.end() ? std::nullopt : std::optional(found->second);
+  }
+
+  // Finds out, and makes `product` as a whole.
+  void compare(at::Tensor& product, const at::Tensor& a, const at::Tensor& b) {
+    at::cpu::mm_out(product, a, b);
+    const at::Tensor again = at::empty(product.sizes(), product.options());
+    PartMaker maker(again.nbytes(), make_rows_of(again, a, b));
+    for (std::size_t end = kPartBytes; maker.has_more(); end += kPartBytes) {
+      maker.make_until(end);
+    }
+    const bool are_same =
+        std::memcmp(product.const_data_ptr(), again.const_data_ptr(), again.nbytes()) == 0;
+    const std::lock_guard lock(mutex_);
+    if (known_.size() >= kMostKnown) {
+      known_.clear();
+    }
+    known_[shape_of(a, b)] = are_same;
+  }
+
+ private:
+  using Shape = std::array<std::int64_t, 8>;
+  static constexpr std::size_t kMostKnown = 4096;
+
+  static Shape shape_of(const at::Tensor& a, const at::Tensor& b) {
+    return {a.size(0),   a.size(1),   b.size(1),   a.stride(0),
+            a.stride(1), b.stride(0), b.stride(1), static_cast<std::int64_t>(a.scalar_type())};
+  }
+
+  std::mutex mutex_;
+  std::map<Shape, bool> known_;  // guarded by mutex_
+};
+
+at::Tensor make_gradient(const Found& found, const at::Tensor& a, const at::Tensor& b) {
+  static auto* const same_bits = new SameBits();  // never destroyed, like the table
+  at::Tensor gradient = at::empty({a.size(0), b.size(1)}, a.options());
+  const std::optional<bool> are_same = same_bits->find(a, b);
+  if (!are_same) {
+    same_bits->compare(gradient, a, b);
+  } else if (*are_same) {
+    found.owner->make(found.parameter, gradient, make_rows_of(gradient, a, b));
+  } else {
+    at::cpu::mm_out(gradient, a, b);
+  }
   return gradient;
 }
 
 at::Tensor mm(const at::Tensor& a, const at::Tensor& b) {
   if (!table().is_empty() && a.dim() == 2 && b.dim() == 2 && a.size(1) == b.size(0) &&
-      a.scalar_type() == b.scalar_type() && a.is_floating_point() &&
+      a.scalar_type() == b.scalar_type() && a.is_floating_point() && a.numel() > 0 &&
       static_cast<std::size_t>(a.size(0) * b.size(1)) * a.element_size() >= kLeastBytes) {
     if (const auto found = find_gradient(a, b)) {
       return make_gradient(*found, a, b);

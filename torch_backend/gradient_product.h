@@ -9,12 +9,16 @@
 // What is reduced before the backward pass has done with it must be the gradient, as a whole, and
 // seen by nobody else. So a product counts as a parameter's only
 // - in the node of a product whose factor the parameter is, by itself or transposed, and only if
-// the
-//   gradients of both factors have different shapes, so that they can be told apart;
+//   the gradient of the other factor, if one is wanted, can not have its shape;
 // - if nothing else adds to it: the graph has no other edge to the parameter, nor to its transpose;
 // - if there is no hook on the way, of the nodes or of the parameter, and the parameter has no
 //   gradient yet;
 // - in a backward pass that makes no graph, for all parameters.
+// Besides, rows that are made by themselves may have other bits than those of the whole product,
+// where the library adds up in another order. What is faster differs from run to run, and bits must
+// not: of each shape both are made once and compared, and only where they are the same are products
+// of that shape made in parts.
+//
 // If it becomes something else all the same, that is an error: GradientBucket::settle_made.
 #pragma once
 

@@ -62,10 +62,6 @@ void copy_scaled(std::byte* to, const std::byte* from, std::uint64_t count, cons
   reduce(to, &source, 1, count, spec.dtype, ReduceOp::kPremulSum, &factor);
 }
 
-// What is made and reduced at a time: two of them, a rank's and what it reads of the others', leave
-// room in a second-level cache.
-constexpr std::uint64_t kPartBytes = std::uint64_t{256} << 10;
-
 // Bytes of one row of a tensor whose first dimension differs from rank to rank.
 std::uint64_t row_bytes(const TensorSpec& spec) { return spec.bytes(); }
 
@@ -209,7 +205,7 @@ void BatchExecutor::run_in_parts(const BatchTensor& tensor, const WaitContext& c
     std::memcpy(data, own->input.data, bytes);
   }
   for (std::uint64_t begin = 0; begin < bytes; begin += kPartBytes) {
-    const std::uint64_t part = std::min(kPartBytes, bytes - begin);
+    const std::uint64_t part = std::min<std::uint64_t>(kPartBytes, bytes - begin);
     if (maker != nullptr && maker->is_mine()) {
       maker->make_until(begin + part);
     }

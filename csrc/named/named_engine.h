@@ -153,7 +153,7 @@ class NamedEngine {
   // Less is in the second-level caches, or too little to be worth the company. More than a bucket
   // of small gradients.
   static constexpr std::uint64_t kMeetForBytes = std::uint64_t{2} << 20;
-  static constexpr std::size_t kMostTrials = 64;
+  static constexpr std::size_t kMostTrials = 4096;
   enum class Attendant : std::uint8_t { kNone, kForeground, kBackground };
 
   // A batch, or a change of the process sets.

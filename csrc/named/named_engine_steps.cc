@@ -288,7 +288,7 @@ bool NamedEngine::exchange_parts(const BatchTensor& tensor, BatchExecutor& execu
   PartsTrial::Told told;
   if (tries) {
     const std::lock_guard lock(mutex_);
-    if (parts_trials_.size() >= kMostTrials) {
+    if (parts_trials_.size() >= kMostTrials && !parts_trials_.contains(tensor.request.get())) {
       parts_trials_.clear();  // they do not come again, it seems
     }
     told = parts_trials_[tensor.request.get()].tell();

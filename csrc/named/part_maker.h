@@ -23,6 +23,10 @@
 
 namespace horon {
 
+// What is made and reduced at a time: two of them, a rank's and what it reads of the others', leave
+// room in a second-level cache.
+inline constexpr std::size_t kPartBytes = std::size_t{256} << 10;
+
 // Belongs to the thread that made it, but for await_made().
 class PartMaker {
  public:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import gc
 import os
 import time
 import weakref
@@ -121,7 +122,8 @@ MADE: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
 
 def _makes(rank: int, size: int, name: str, dtype: torch.dtype) -> None:
     with _meeting(size) as hvd:
-        assert _train(hvd, _Model(MADE[name], dtype), dtype=dtype) == STEPS // 2
+        # Not in the first step, nor in the one in which the bits are compared; then in every second one.
+        assert _train(hvd, _Model(MADE[name], dtype), dtype=dtype) in (STEPS // 2 - 1, STEPS // 2)
 
 
 @pytest.mark.parametrize("name", list(MADE))
@@ -236,6 +238,65 @@ def _ways_to_train(rank: int, size: int) -> None:
 
 def test_ways_to_train() -> None:
     run_ranks(_ways_to_train, 2)
+
+
+class _Ambiguous(nn.Module):
+    """The gradients of both factors of W.t() @ h are products of the same shape."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(5)
+        self.before = nn.Linear(8, 512)
+        self.weight = nn.Parameter(torch.randn(2048, 512) / 32)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.weight.t() @ self.before(x)
+
+
+def _unequal_bits(rank: int, size: int) -> None:
+    """Rows that are made by themselves must have the bits that they have among others: see what this machine does."""
+    with _meeting(size) as hvd:
+        assert _train(hvd, _Ambiguous(), batch=2048) == 0
+        for batch in (64, 1000):
+            torch.manual_seed(7)
+            gradient, x = torch.randn(batch, WIDTH), torch.randn(batch, WIDTH)
+            whole = gradient.t() @ x
+            parts = torch.cat([gradient.t()[i : i + 64] @ x for i in range(0, WIDTH, 64)])
+            n_made = _train(hvd, _Model(_linear, torch.float32), batch=batch)
+            assert (n_made > 0) == torch.equal(whole, parts)
+
+
+def test_what_is_not_made_in_parts() -> None:
+    run_ranks(_unequal_bits, 2)
+
+
+def _interrupted(rank: int, size: int) -> None:
+    """A backward pass that ends early, after a gradient has gone out."""
+
+    def fails(gradient: torch.Tensor) -> None:
+        raise ZeroDivisionError
+
+    with _meeting(size) as hvd:
+        model = _Model(_linear, torch.float32)
+        assert _train(hvd, model) > 0
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1e-5), model.named_parameters())
+        for step in range(STEPS):
+            optimizer.zero_grad()
+            hook = model.before.weight.register_hook(fails)
+            with pytest.raises(ZeroDivisionError):
+                _loss(model, step, rank, 4, torch.float32).backward()
+            hook.remove()
+            with pytest.raises(AssertionError, match="zero_grad"):
+                optimizer.zero_grad()
+            optimizer.synchronize()
+        assert _n_made(optimizer) > 0
+        del optimizer
+        gc.collect()  # somebody else who holds the parameters' nodes is a reason not to
+        assert _train(hvd, model) > 0
+
+
+def test_backward_that_ends_early() -> None:
+    run_ranks(_interrupted, 2)
 
 
 def _accumulates(rank: int, size: int) -> None:
