@@ -119,6 +119,40 @@ def test_wrong_word(tmp_path: Path) -> None:
     assert start("-c", "import torch", cwd=tmp_path, HORON_AS_HOROVOD="maybe").stderr == ""
 
 
+def test_as_python_does(tmp_path: Path) -> None:
+    """What a program sees of itself is what it sees under `python program`."""
+    (tmp_path / "here.py").write_text("value = 1\n")
+    (tmp_path / "scripts").mkdir()
+    script = tmp_path / "scripts" / "program.py"
+    script.write_text("""
+import atexit, multiprocessing, os, pickle, sys, here
+class Own: pass
+def look():
+    assert pickle.loads(pickle.dumps(Own())).__class__ is Own  # after the last line, too
+    assert sys.modules["__main__"].Own is Own
+def double(x):
+    return 2 * x
+if __name__ == "__main__":
+    atexit.register(look)
+    print(sys.argv, sys.path[0], __file__, __spec__, __package__, sorted(vars()))
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        print(pool.map(double, [1, 2]))
+""")
+    arguments = ["scripts/program.py", "--", "-m", "x"]
+    plain = start(*arguments, cwd=tmp_path, PYTHONPATH=str(tmp_path))
+    ours = start("-m", "horon.as_horovod", *arguments, cwd=tmp_path, PYTHONPATH=str(tmp_path))
+    assert (ours.returncode, ours.stdout) == (plain.returncode, plain.stdout), ours.stderr
+    assert ours.stderr == plain.stderr == ""
+
+
+def test_modules_as_programs(tmp_path: Path) -> None:
+    for launch in (["-m", "horon.runner.launch", "-np", "1", sys.executable], ["-m", "horon.as_horovod"]):
+        result = start(*launch, "-m", "horovod.runner.launch", "--version", cwd=tmp_path)
+        assert result.returncode == 0 and result.stdout, result.stderr
+    look = "import inspect, horovod.torch.functions as f; assert 'def broadcast' in inspect.getsource(f)"
+    assert ranks("-c", look, cwd=tmp_path).returncode == 0
+
+
 def test_no_such_program(tmp_path: Path) -> None:
     result = start("-m", "horon.as_horovod", "nothere.py", cwd=tmp_path)
     assert result.returncode == 2

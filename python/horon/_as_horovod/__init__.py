@@ -28,7 +28,7 @@ def in_front(environment: MutableMapping[str, str]) -> None:
     """From now on this process, and those that it starts, find horon under the name `horovod`, if they have not
     imported one already."""
     if _FOLDER not in sys.path:
-        sys.path.insert(0, _FOLDER)
+        sys.path.insert(1 if has_own_folder() else 0, _FOLDER)
     given = environment.get("PYTHONPATH", "")
     if _FOLDER not in given.split(os.pathsep):
         environment["PYTHONPATH"] = os.pathsep.join([_FOLDER, *([given] if given else [])])
@@ -55,12 +55,19 @@ def check(environment: Mapping[str, str]) -> None:
         raise ImportError(f"horon: {error}") from None
 
 
+def has_own_folder() -> bool:
+    """Whether the first place in sys.path is the script's folder, or this call's: it comes first, horovod or not."""
+    return not getattr(sys.flags, "safe_path", False)  # new in Python 3.11
+
+
 def _is_horovod_installed() -> bool:
     # Not in the folder of this call, which may be a clone of Horovod's repository; scripts look in their own.
     path = list(sys.path)
-    sys.path[:] = [entry for entry in path if entry not in ("", os.getcwd())]
+    if has_own_folder():
+        del sys.path[:1]
     try:
-        return importlib.util.find_spec("horovod") is not None
+        spec = importlib.util.find_spec("horovod")
+        return spec is not None and spec.origin is not None  # not just any folder of that name
     finally:
         sys.path[:] = path
 

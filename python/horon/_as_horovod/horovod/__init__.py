@@ -9,7 +9,8 @@ import importlib.util
 import os
 import sys
 from collections.abc import Sequence
-from types import ModuleType
+from types import CodeType, ModuleType
+from typing import Any
 
 from horon._as_horovod import check
 from horon.runner import run
@@ -23,7 +24,18 @@ __version__ = "0.28.1"
 _HERE = ("torch", "common", "runner", "data")
 
 
-class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+def _own_name(fullname: str) -> str:
+    return "horon" + fullname.removeprefix(__name__)
+
+
+def _ask(method: str, fullname: str) -> Any:
+    """What the loader of the module that has this name here says of it."""
+    spec = importlib.util.find_spec(_own_name(fullname))
+    assert spec is not None
+    return getattr(spec.loader, method)(spec.name)
+
+
+class _Finder(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
     """Gives `horovod.X` the module `horon.X`, that very one."""
 
     def find_spec(
@@ -39,7 +51,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return importlib.machinery.ModuleSpec(fullname, self, origin=theirs.origin, is_package=is_package)
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
-        module = importlib.import_module("horon" + spec.name.removeprefix(__name__))
+        module = importlib.import_module(_own_name(spec.name))
         spec.loader_state = module.__spec__
         return module
 
@@ -47,6 +59,20 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         # It has been executed under its own name, and keeps that: only the import system has written the other one.
         assert module.__spec__ is not None
         module.__spec__ = module.__spec__.loader_state
+
+    # For `python -m` and the like.
+
+    def get_code(self, fullname: str) -> CodeType | None:
+        return _ask("get_code", fullname)  # type: ignore[no-any-return]
+
+    def get_source(self, fullname: str) -> str | None:
+        return _ask("get_source", fullname)  # type: ignore[no-any-return]
+
+    def is_package(self, fullname: str) -> bool:
+        return _ask("is_package", fullname)  # type: ignore[no-any-return]
+
+    def get_filename(self, fullname: str) -> str:
+        return _ask("get_filename", fullname)  # type: ignore[no-any-return]
 
 
 check(os.environ)
