@@ -75,7 +75,8 @@ std::string unknown_handle(std::uint64_t handle);
 
 // Thread safety: all methods, from any thread.
 // Where to look: named_engine.cc what callers use, named_engine_attend.cc who attends,
-// named_engine_exchange.cc messages and decisions, named_engine_steps.cc what is carried out.
+// named_engine_exchange.cc messages and decisions, named_engine_steps.cc what is carried out,
+// named_engine_parts.cc what is made meanwhile.
 class NamedEngine {
  public:
   // Called now and then by a wait that takes long; throws to abandon it.
