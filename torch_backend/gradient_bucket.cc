@@ -122,17 +122,16 @@ void GradientBucket::make(const at::Tensor& gradient, PartMaker::Make make) {
 }
 
 void GradientBucket::settle_made(const at::Tensor& came) {
-  const at::Tensor& sent = out_->sent;
-  out_->gradient = parameter_.grad();
-  out_->is_made = false;
-  out_->is_lost = true;
-  TORCH_CHECK(came.defined() && came.has_storage() &&
-                  came.const_data_ptr() == sent.const_data_ptr() &&
-                  lies_as_expected(came, parameter_, device_, strides_),
-              "horon: the gradient '", order_.name,
+  HORON_CHECK(out_.has_value(), "'", order_.name, "' is not out");
+  Out& out = *out_;
+  out.gradient = parameter_.grad();
+  out.is_made = false;
+  out.is_lost = !came.defined() || !came.has_storage() ||
+                came.const_data_ptr() != out.sent.const_data_ptr() ||
+                !lies_as_expected(came, parameter_, device_, strides_);
+  TORCH_CHECK(!out.is_lost, "horon: the gradient '", order_.name,
               "' was reduced while the backward pass made it, but has become something else before "
               "it came to its parameter. HORON_REDUCE_WHILE_MADE=off lets it come first.");
-  out_->is_lost = false;
 }
 
 at::Tensor GradientBucket::tensor_to_send() {

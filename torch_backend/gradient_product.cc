@@ -48,10 +48,11 @@ class Table {
     is_empty_.store(watched_.empty(), std::memory_order_relaxed);
   }
   bool is_empty() const { return is_empty_.load(std::memory_order_relaxed); }
-  std::optional<Watched> find(const Node* accumulator) {
+  // Without an owner, if it is not watched.
+  Watched find(const Node* accumulator) {
     const std::lock_guard lock(mutex_);
     const auto found = watched_.find(accumulator);
-    return found == watched_.end() ? std::nullopt : std::optional(found->second);
+    return found == watched_.end() ? Watched{} : found->second;
   }
 
  private:
@@ -103,18 +104,18 @@ std::optional<Found> find_behind(const Edge& edge, bool other_needs_gradient, at
   if (accumulator == nullptr) {
     return std::nullopt;
   }
-  const std::optional<Watched> watched = table().find(accumulator);
-  const auto owner = watched ? watched->owner.lock() : nullptr;
+  const Watched watched = table().find(accumulator);
+  const auto owner = watched.owner.lock();
   const at::Tensor& parameter = accumulator->variable;
   const bool is_alone = stored->function.use_count() == 2 &&  // the edge, and who watches
                         has_no_hooks(*accumulator, 1) &&
                         accumulator->tensor_post_acc_grad_hooks() == nullptr;
   if (!owner || !is_alone || !parameter.defined() || parameter.grad().defined() ||
       parameter.sizes() != sizes || parameter.scalar_type() != type || !parameter.is_contiguous() ||
-      !owner->may_make(watched->parameter)) {
+      !owner->may_make(watched.parameter)) {
     return std::nullopt;
   }
-  return Found{owner, watched->parameter};
+  return Found{owner, watched.parameter};
 }
 
 std::optional<Found> find_gradient(const at::Tensor& a, const at::Tensor& b) {
