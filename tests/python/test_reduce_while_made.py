@@ -292,6 +292,7 @@ def _interrupted(rank: int, size: int) -> None:
         assert _n_made(optimizer) > 0
         del optimizer
         gc.collect()  # somebody else who holds the parameters' nodes is a reason not to
+    with _meeting(size) as hvd:  # which tries again what is faster
         assert _train(hvd, model) > 0
 
 
