@@ -1,6 +1,7 @@
 #include "gradient_product.h"
 
 #include <ATen/CPUFunctions.h>
+#include <ATen/Parallel.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
@@ -158,15 +159,51 @@ std::optional<Found> find_gradient(const at::Tensor& a, const at::Tensor& b) {
   return found;
 }
 
+// Rows of a product, [from, until).
+struct Rows {
+  std::int64_t from = 0;
+  std::int64_t until = 0;
+
+  at::Tensor of(const at::Tensor& tensor) const { return tensor.narrow(0, from, until - from); }
+};
+
+std::size_t row_bytes_of(const at::Tensor& product) {
+  return product.nbytes() / static_cast<std::size_t>(product.size(0));
+}
+
+// Those that have the bytes from `begin`, where a row begins, up to `end`.
+Rows rows_with(std::size_t begin, std::size_t end, std::size_t row_bytes) {
+  return {static_cast<std::int64_t>(begin / row_bytes),
+          static_cast<std::int64_t>((end + row_bytes - 1) / row_bytes)};
+}
+
 PartMaker::Make make_rows_of(const at::Tensor& product, const at::Tensor& a, const at::Tensor& b) {
-  const std::size_t row_bytes = product.nbytes() / static_cast<std::size_t>(product.size(0));
-  return [=](std::size_t begin, std::size_t end) {
-    const auto from = static_cast<std::int64_t>(begin / row_bytes);
-    const auto until = static_cast<std::int64_t>((end + row_bytes - 1) / row_bytes);
-    at::Tensor part = product.narrow(0, from, until - from);
-    at::cpu::mm_out(part, a.narrow(0, from, until - from), b);
-    return static_cast<std::size_t>(until) * row_bytes;
+  return [=, row_bytes = row_bytes_of(product)](std::size_t begin, std::size_t end) {
+    const Rows rows = rows_with(begin, end, row_bytes);
+    at::Tensor part = rows.of(product);
+    at::cpu::mm_out(part, rows.of(a), b);
+    return static_cast<std::size_t>(rows.until) * row_bytes;
   };
+}
+
+// Whether the rows of a product have these bits if they are made as they are when it is reduced
+// meanwhile.
+bool has_bits_in_parts(const at::Tensor& product, const at::Tensor& a, const at::Tensor& b) {
+  bool are_same = true;
+  const std::size_t row_bytes = row_bytes_of(product);
+  PartMaker maker(product.nbytes(), [&](std::size_t begin, std::size_t end) {
+    const Rows rows = rows_with(begin, end, row_bytes);
+    const at::Tensor expected = rows.of(product);
+    at::Tensor part = at::empty(expected.sizes(), product.options());
+    at::cpu::mm_out(part, rows.of(a), b);
+    are_same = are_same &&
+               std::memcmp(part.const_data_ptr(), expected.const_data_ptr(), part.nbytes()) == 0;
+    return static_cast<std::size_t>(rows.until) * row_bytes;
+  });
+  for (std::size_t end = kPartBytes; maker.has_more(); end += kPartBytes) {
+    maker.make_until(end);
+  }
+  return are_same;
 }
 
 // Which products have the same bits if they are made in parts.
@@ -178,16 +215,7 @@ class SameBits {
     return found == known_.end() ? std::nullopt : std::optional(found->second);
   }
 
-  // Finds out, and makes `product` as a whole.
-  void compare(at::Tensor& product, const at::Tensor& a, const at::Tensor& b) {
-    at::cpu::mm_out(product, a, b);
-    const at::Tensor again = at::empty(product.sizes(), product.options());
-    PartMaker maker(again.nbytes(), make_rows_of(again, a, b));
-    for (std::size_t end = kPartBytes; maker.has_more(); end += kPartBytes) {
-      maker.make_until(end);
-    }
-    const bool are_same =
-        std::memcmp(product.const_data_ptr(), again.const_data_ptr(), again.nbytes()) == 0;
+  void note(const at::Tensor& a, const at::Tensor& b, bool are_same) {
     const std::lock_guard lock(mutex_);
     if (known_.size() >= kMostKnown) {
       known_.clear();
@@ -196,12 +224,19 @@ class SameBits {
   }
 
  private:
-  using Shape = std::array<std::int64_t, 8>;
+  using Shape = std::array<std::int64_t, 9>;
   static constexpr std::size_t kMostKnown = 4096;
 
   static Shape shape_of(const at::Tensor& a, const at::Tensor& b) {
-    return {a.size(0),   a.size(1),   b.size(1),   a.stride(0),
-            a.stride(1), b.stride(0), b.stride(1), static_cast<std::int64_t>(a.scalar_type())};
+    return {a.size(0),
+            a.size(1),
+            b.size(1),
+            a.stride(0),
+            a.stride(1),
+            b.stride(0),
+            b.stride(1),
+            at::get_num_threads(),
+            static_cast<std::int64_t>(a.scalar_type())};
   }
 
   std::mutex mutex_;
@@ -212,12 +247,13 @@ at::Tensor make_gradient(const Found& found, const at::Tensor& a, const at::Tens
   static auto* const same_bits = new SameBits();  // never destroyed, like the table
   at::Tensor gradient = at::empty({a.size(0), b.size(1)}, a.options());
   const std::optional<bool> are_same = same_bits->find(a, b);
-  if (!are_same) {
-    same_bits->compare(gradient, a, b);
-  } else if (*are_same) {
+  if (are_same.value_or(false)) {
     found.owner->make(found.parameter, gradient, make_rows_of(gradient, a, b));
-  } else {
-    at::cpu::mm_out(gradient, a, b);
+    return gradient;
+  }
+  at::cpu::mm_out(gradient, a, b);
+  if (!are_same) {
+    same_bits->note(a, b, has_bits_in_parts(gradient, a, b));
   }
   return gradient;
 }
