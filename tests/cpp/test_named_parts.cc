@@ -248,8 +248,8 @@ TEST_CASE("parts: what can not be made ends the group, and is told to whoever ma
     auto operation = made_already("tensor", rank);
     if (rank == 1) {
       operation->maker = std::make_shared<PartMaker>(
-          kCount * sizeof(float), [](std::size_t begin, std::size_t end) -> std::size_t {
-            if (begin > (std::size_t{1} << 20)) {
+          kCount * sizeof(float), [](std::size_t /*begin*/, std::size_t end) -> std::size_t {
+            if (end > (std::size_t{1} << 20)) {
               throw std::runtime_error("no memory");
             }
             return end;
