@@ -20,6 +20,8 @@
 #include <unordered_map>
 #include <utility>
 
+#include "named/named_engine.h"
+
 namespace horon::torch_backend {
 namespace {
 
@@ -27,9 +29,6 @@ using torch::autograd::AccumulateGrad;
 using torch::autograd::Edge;
 using torch::autograd::Node;
 namespace generated = torch::autograd::generated;
-
-// Smaller gradients travel together, and are reduced when all are there. As the engine has it.
-constexpr std::size_t kLeastBytes = std::size_t{2} << 20;
 
 struct Watched {
   std::weak_ptr<GradientProducts> owner;
@@ -261,7 +260,8 @@ at::Tensor make_gradient(const Found& found, const at::Tensor& a, const at::Tens
 at::Tensor mm(const at::Tensor& a, const at::Tensor& b) {
   if (!table().is_empty() && a.dim() == 2 && b.dim() == 2 && a.size(1) == b.size(0) &&
       a.scalar_type() == b.scalar_type() && a.is_floating_point() && a.numel() > 0 &&
-      static_cast<std::size_t>(a.size(0) * b.size(1)) * a.element_size() >= kLeastBytes) {
+      static_cast<std::size_t>(a.size(0) * b.size(1)) * a.element_size() >=
+          NamedEngine::kMeetForBytes) {
     if (const auto found = find_gradient(a, b)) {
       return make_gradient(*found, a, b);
     }

@@ -81,6 +81,9 @@ class NamedEngine {
  public:
   // Called now and then by a wait that takes long; throws to abandon it.
   using InterruptCheck = const std::function<void()>*;
+  // What ranks meet for: less is in the second-level caches, or too little to be worth the company.
+  // More than a bucket of small gradients.
+  static constexpr std::uint64_t kMeetForBytes = std::uint64_t{2} << 20;
   struct Parts {
     int rank = 0;
     int n_ranks = 1;
@@ -151,9 +154,6 @@ class NamedEngine {
   static constexpr std::chrono::milliseconds kLookAround{50};
   // How long a shutdown waits for what is agreed and not carried out.
   static constexpr std::chrono::milliseconds kGoodbyePatience{3000};
-  // Less is in the second-level caches, or too little to be worth the company. More than a bucket
-  // of small gradients.
-  static constexpr std::uint64_t kMeetForBytes = std::uint64_t{2} << 20;
   static constexpr std::size_t kMostTrials = 4096;
   enum class Attendant : std::uint8_t { kNone, kForeground, kBackground };
 
