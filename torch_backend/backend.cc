@@ -55,7 +55,10 @@ class CollectiveTask final : public Task {
   }
   bool meet() noexcept override {
     try {
-      was_met_for_ = may_meet_ && collective_.is_plain();
+      was_met_for_ = may_meet_ && (collective_.is_plain() || collective_.is_in_parts);
+      if (was_met_for_ && collective_.maker) {  // others may read it as soon as they meet
+        collective_.maker->make_until(collective_.requests[0].outputs[0].bytes);
+      }
       return was_met_for_ && group_->transport().meet(collective_.requests[0]);
     } catch (...) {  // out of memory; execute() will say so
       return false;
@@ -71,6 +74,9 @@ class CollectiveTask final : public Task {
       const bool is_callers_thread = InterruptScope::is_active();
       const WaitContext context{deadline_, is_callers_thread ? interrupt_check() : nullptr,
                                 is_callers_thread};
+      if (collective_.maker && !collective_.maker->is_mine()) {
+        collective_.maker->await_made(context);
+      }
       collective_.run([&](const Request& request) {
         is_started_ ? group_->transport().complete(request, context)
                     : group_->transport().run(request, context);
@@ -321,6 +327,33 @@ void HoronBackend::all_reduce_blocking(const at::Tensor& tensor, const c10d::Red
   options.reduceOp = op;
   options.asyncOp = false;
   allreduce(tensors, options);
+}
+
+bool HoronBackend::may_meet() const {
+  return shares_memory() && !group_->shared()->peers.is_crowded &&
+         !group_->shared()->peers.has_spare_cores;
+}
+
+HoronBackend::WorkPtr HoronBackend::all_reduce_in_parts(const at::Tensor& tensor,
+                                                        const c10d::ReduceOp& op,
+                                                        std::shared_ptr<PartMaker> maker) {
+  HORON_CHECK(is_plain_cpu(tensor), "parts need a plain tensor");
+  const Request whole = builder_.all_reduce_in_place(tensor, to_reduction(op));
+  Collective collective;
+  for (std::size_t begin = 0; begin < whole.outputs[0].bytes; begin += kPartBytes) {
+    const std::size_t bytes = std::min(kPartBytes, whole.outputs[0].bytes - begin);
+    Request& part = collective.requests.emplace_back(whole);
+    part.count = bytes / part.element_bytes;
+    part.inputs[0] = {whole.inputs[0].data + begin, bytes};
+    part.outputs[0] = {whole.outputs[0].data + begin, bytes};
+  }
+  collective.is_in_parts = true;
+  collective.maker = std::move(maker);
+  collective.device = tensor.device();
+  collective.inputs = {tensor};  // which keep its memory alive as well
+  collective.outputs = {tensor};
+  return issue(std::move(collective),
+               {c10d::OpType::ALLREDUCE, "horon:all_reduce", resolve(c10d::kUnsetTimeout), true});
 }
 
 void HoronBackend::run_now(c10::ArrayRef<Request> requests, c10::ArrayRef<at::Tensor> inputs,

@@ -89,6 +89,14 @@ class HoronBackend : public c10d::Backend {
   WorkPtr all_reduce_now(const at::Tensor& tensor, const Reduction& reduction,
                          std::chrono::milliseconds timeout, bool wants_work = true);
 
+  // Whether ranks that come to an operation together carry it out where they are: they share a
+  // host, and have a core each but no second one.
+  virtual bool may_meet() const;
+  // Beside c10d, asynchronous, for a plain tensor: part by part, while `maker` makes it on this
+  // thread, or of what is made already if there is none, as ranks please. See Note [Made in parts].
+  virtual WorkPtr all_reduce_in_parts(const at::Tensor& tensor, const c10d::ReduceOp& op,
+                                      std::shared_ptr<PartMaker> maker);
+
   WorkPtr send(Tensors& tensors, int destination, int tag) override;
   WorkPtr recv(Tensors& tensors, int source, int tag) override;
   WorkPtr recvAnysource(Tensors& tensors, int tag) override;

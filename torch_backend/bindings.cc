@@ -225,8 +225,9 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   bind_named_engine(module);
   bind_gradients(module);
   shorten_operator_calls();
-  py::class_<GradientPlaces, std::shared_ptr<GradientPlaces>>(module, "GradientPlaces")
-      .def("set_lending", &GradientPlaces::set_lending, py::arg("is_lending"));
+  py::class_<DdpParts, std::shared_ptr<DdpParts>>(module, "DdpParts")
+      .def("set_lending", &DdpParts::set_lending, py::arg("is_lending"))
+      .def_property_readonly("n_made", &DdpParts::n_made);
   module.def("register_ddp_arena_hook", &register_ddp_arena_hook, py::arg("reducer"),
              py::arg("group"), py::arg("gradient_as_bucket_view"));
 }

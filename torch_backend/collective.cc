@@ -76,7 +76,12 @@ void Collective::prepare() {
 
 void Collective::run(FunctionRef<void(const Request&)> run_one) {
   prepare();
+  std::size_t made = 0;
   for (const Request& request : requests) {
+    if (maker && maker->is_mine()) {
+      made += request.outputs[0].bytes;
+      maker->make_until(made);
+    }
     run_one(request);
   }
   if (later != nullptr) {

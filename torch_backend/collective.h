@@ -12,6 +12,7 @@
 #include "core/function_ref.h"
 #include "core/request.h"
 #include "later_requests.h"
+#include "named/part_maker.h"
 
 namespace horon::torch_backend {
 
@@ -20,6 +21,9 @@ struct Collective {
   std::vector<Request> requests;
   // More of them, where they depend on what these bring.
   std::shared_ptr<LaterRequests> later;
+  // The requests are parts of one tensor, which this may be making meanwhile; null: it is made.
+  bool is_in_parts = false;
+  std::shared_ptr<PartMaker> maker;
   // What the requests point into.
   std::vector<at::Tensor> kept_alive;
   // Contents that travel from a contiguous stand-in: (the stand-in, the user's tensor).
@@ -36,7 +40,8 @@ struct Collective {
 
   // Whether running its one request is all there is to do.
   bool is_plain() const {
-    return requests.size() == 1 && copy_in.empty() && copy_back.empty() && later == nullptr;
+    return requests.size() == 1 && !is_in_parts && copy_in.empty() && copy_back.empty() &&
+           later == nullptr;
   }
 
   // Fills the stand-ins with what the user's tensors hold now, since an earlier operation may still

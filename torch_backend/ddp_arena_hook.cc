@@ -14,8 +14,8 @@ namespace {
 // Thread safety: run by autograd's thread of the model, one bucket after another.
 class DdpArenaHook final : public c10d::CommHookInterface {
  public:
-  DdpArenaHook(c10::intrusive_ptr<c10d::ProcessGroup> group, std::shared_ptr<GradientPlaces> places)
-      : group_(std::move(group)), places_(std::move(places)) {}
+  DdpArenaHook(std::shared_ptr<GradientPlaces> places, std::shared_ptr<DdpParts> parts)
+      : places_(std::move(places)), parts_(std::move(parts)) {}
 
   c10::intrusive_ptr<c10::ivalue::Future> runHook(c10d::GradBucket& bucket) override {
     const at::Tensor& buffer = bucket.getBufferRef();
@@ -28,11 +28,7 @@ class DdpArenaHook final : public c10d::CommHookInterface {
     if (places_ && bucket.isLast()) {
       places_->set_lending(false);
     }
-    std::vector<at::Tensor> tensors{buffer};
-    c10d::AllreduceOptions options;
-    options.reduceOp = c10d::ReduceOp::AVG;
-    options.asyncOp = true;
-    return group_->allreduce(tensors, options)->getFuture();
+    return parts_->average(bucket);
   }
 
   at::Tensor parseHookResult(const c10::IValue& result) override {
@@ -63,21 +59,22 @@ class DdpArenaHook final : public c10d::CommHookInterface {
     }
   }
 
-  const c10::intrusive_ptr<c10d::ProcessGroup> group_;
   bool is_out_of_room_ = false;
   const std::shared_ptr<GradientPlaces> places_;  // null unless gradients are shown as views
+  const std::shared_ptr<DdpParts> parts_;
   std::vector<c10::DataPtr> kept_;
   std::vector<const void*> known_;  // the buckets' addresses when places were set, by index
 };
 
 }  // namespace
 
-std::shared_ptr<GradientPlaces> register_ddp_arena_hook(
+std::shared_ptr<DdpParts> register_ddp_arena_hook(
     c10d::Reducer& reducer, const c10::intrusive_ptr<c10d::ProcessGroup>& group,
     bool gradient_as_bucket_view) {
   auto places = gradient_as_bucket_view ? std::make_shared<GradientPlaces>() : nullptr;
-  reducer.register_comm_hook(std::make_unique<DdpArenaHook>(group, places));
-  return places;
+  auto parts = std::make_shared<DdpParts>(group, places);
+  reducer.register_comm_hook(std::make_unique<DdpArenaHook>(std::move(places), parts));
+  return gradient_as_bucket_view ? parts : nullptr;
 }
 
 }  // namespace horon::torch_backend

@@ -6,7 +6,7 @@
 #include <memory>
 
 #include "compat.h"
-#include "gradient_places.h"
+#include "ddp_parts.h"
 
 namespace horon::torch_backend {
 
@@ -16,13 +16,14 @@ namespace horon::torch_backend {
 // outside, and averages it there. The gradients that DDP shows as views of the bucket
 // (gradient_as_bucket_view=True) follow, because they share the storage. Only memory that was
 // handed out as a bare address, as NumPy does, would not: in that mode the old memory is kept as
-// long as the hook. There the gradients are made in their places as well: Note [Gradients in
-// their places].
+// long as the hook. There the gradients are made in their places as well (Note [Gradients in their
+// places]), and large ones averaged meanwhile (Note [DDP's gradients in parts] in ddp_parts.h).
 //
 // Registers the hook. Requires: no other hook is registered, as Reducer checks.
-// `gradient_as_bucket_view`: DDP's, see above; then the places that are returned have to be lent
-// in a forward pass whose backward pass DDP will reduce, and the hook ends that. Else null.
-std::shared_ptr<GradientPlaces> register_ddp_arena_hook(
+// `gradient_as_bucket_view`: DDP's, see above; then places have to be lent in a forward pass whose
+// backward pass DDP will reduce (set_lending() of what is returned), and the hook ends that. Else
+// null is returned.
+std::shared_ptr<DdpParts> register_ddp_arena_hook(
     c10d::Reducer& reducer, const c10::intrusive_ptr<c10d::ProcessGroup>& group,
     bool gradient_as_bucket_view);
 

@@ -33,9 +33,10 @@ namespace generated = torch::autograd::generated;
 struct Watched {
   std::weak_ptr<GradientProducts> owner;
   std::size_t parameter = 0;
+  AccumulatorUse use;
 };
 
-class Table {
+class WatchedProducts {
  public:
   void watch(Node* accumulator, Watched watched) {
     const std::lock_guard lock(mutex_);
@@ -61,15 +62,15 @@ class Table {
   std::unordered_map<const Node*, Watched> watched_;  // guarded by mutex_
 };
 
-Table& table() {
+WatchedProducts& watched_products() {
   // Backward passes may run until the process ends: never destroyed.
-  static auto* const table = new Table();
-  return *table;
+  static auto* const watched = new WatchedProducts();
+  return *watched;
 }
 
 // Nobody looks at what comes to the node, or leaves it.
-bool has_no_hooks(Node& node, std::size_t n_own_post_hooks = 0) {
-  return node.pre_hooks().empty() && node.tensor_pre_hooks().empty() &&
+bool has_no_hooks(Node& node, std::size_t n_own_pre_hooks = 0, std::size_t n_own_post_hooks = 0) {
+  return node.pre_hooks().size() == n_own_pre_hooks && node.tensor_pre_hooks().empty() &&
          node.retains_grad_hooks().empty() && node.post_hooks().size() == n_own_post_hooks;
 }
 
@@ -104,12 +105,14 @@ std::optional<Found> find_behind(const Edge& edge, bool other_needs_gradient, at
   if (accumulator == nullptr) {
     return std::nullopt;
   }
-  const Watched watched = table().find(accumulator);
+  const Watched watched = watched_products().find(accumulator);
   const auto owner = watched.owner.lock();
   const at::Tensor& parameter = accumulator->variable;
-  const bool is_alone = stored->function.use_count() == 2 &&  // the edge, and who watches
-                        has_no_hooks(*accumulator, 1) &&
-                        accumulator->tensor_post_acc_grad_hooks() == nullptr;
+  const AccumulatorUse& use = watched.use;
+  const bool is_alone =
+      static_cast<std::size_t>(stored->function.use_count()) == use.n_holders + 1 &&  // the edge
+      has_no_hooks(*accumulator, use.n_pre_hooks, use.n_post_hooks) &&
+      accumulator->tensor_post_acc_grad_hooks() == nullptr;
   if (!owner || !is_alone || !parameter.defined() || parameter.grad().defined() ||
       parameter.sizes() != sizes || parameter.scalar_type() != type || !parameter.is_contiguous() ||
       !owner->may_make(watched.parameter)) {
@@ -258,7 +261,7 @@ at::Tensor make_gradient(const Found& found, const at::Tensor& a, const at::Tens
 }
 
 at::Tensor mm(const at::Tensor& a, const at::Tensor& b) {
-  if (!table().is_empty() && a.dim() == 2 && b.dim() == 2 && a.size(1) == b.size(0) &&
+  if (!watched_products().is_empty() && a.dim() == 2 && b.dim() == 2 && a.size(1) == b.size(0) &&
       a.scalar_type() == b.scalar_type() && a.is_floating_point() && a.numel() > 0 &&
       static_cast<std::size_t>(a.size(0) * b.size(1)) * a.element_size() >=
           NamedEngine::kMeetForBytes) {
@@ -307,12 +310,12 @@ void install() {
 
 }  // namespace
 
-void watch_products(Node* accumulator, std::weak_ptr<GradientProducts> owner,
-                    std::size_t parameter) {
+void watch_products(Node* accumulator, std::weak_ptr<GradientProducts> owner, std::size_t parameter,
+                    AccumulatorUse use) {
   install();
-  table().watch(accumulator, {std::move(owner), parameter});
+  watched_products().watch(accumulator, {std::move(owner), parameter, use});
 }
 
-void forget_products(Node* accumulator) { table().forget(accumulator); }
+void forget_products(Node* accumulator) { watched_products().forget(accumulator); }
 
 }  // namespace horon::torch_backend

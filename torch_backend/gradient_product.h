@@ -42,11 +42,17 @@ class GradientProducts {
   virtual void make(std::size_t parameter, const at::Tensor& gradient, PartMaker::Make make) = 0;
 };
 
+// What an accumulator has without somebody else's interest in the gradient.
+struct AccumulatorUse {
+  std::size_t n_holders = 1;  // but for the edges that lead to it
+  std::size_t n_pre_hooks = 0;
+  std::size_t n_post_hooks = 1;
+};
+
 // From now on products that make the gradient of the parameter with this accumulator go to its
-// owner, until forget_products(). The accumulator lives until then, and nobody of horon's but the
-// caller holds it. Thread safety: all.
+// owner, until forget_products(). The accumulator lives until then. Thread safety: all.
 void watch_products(torch::autograd::Node* accumulator, std::weak_ptr<GradientProducts> owner,
-                    std::size_t parameter);
+                    std::size_t parameter, AccumulatorUse use = {});
 void forget_products(torch::autograd::Node* accumulator);
 
 }  // namespace horon::torch_backend

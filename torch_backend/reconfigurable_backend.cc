@@ -336,6 +336,18 @@ void ReconfigurableBackend::all_reduce_blocking(const at::Tensor& tensor,
   });
 }
 
+bool ReconfigurableBackend::may_meet() const {
+  return on_current_or([](HoronBackend& to) { return to.HoronBackend::may_meet(); }, false);
+}
+
+HoronBackend::WorkPtr ReconfigurableBackend::all_reduce_in_parts(const at::Tensor& tensor,
+                                                                 const c10d::ReduceOp& op,
+                                                                 std::shared_ptr<PartMaker> maker) {
+  return on_current("all_reduce", [&](HoronBackend& to) {
+    return to.HoronBackend::all_reduce_in_parts(tensor, op, std::move(maker));
+  });
+}
+
 HoronBackend::WorkPtr ReconfigurableBackend::send(Tensors& tensors, int destination, int tag) {
   return on_current(
       "send", [&](HoronBackend& to) { return to.HoronBackend::send(tensors, destination, tag); });

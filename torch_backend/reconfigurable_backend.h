@@ -74,6 +74,9 @@ class ReconfigurableBackend final : public HoronBackend {
   WorkPtr barrier(const c10d::BarrierOptions& opts) override;
   void monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all_ranks) override;
   void all_reduce_blocking(const at::Tensor& tensor, const c10d::ReduceOp& op) override;
+  bool may_meet() const override;
+  WorkPtr all_reduce_in_parts(const at::Tensor& tensor, const c10d::ReduceOp& op,
+                              std::shared_ptr<PartMaker> maker) override;
 
   WorkPtr send(Tensors& tensors, int destination, int tag) override;
   WorkPtr recv(Tensors& tensors, int source, int tag) override;

@@ -30,6 +30,12 @@ class PartsTrial {
   // How to do it the next time.
   bool wants_parts() const { return is_trying() ? times_ % 2 == 1 : prefers_parts_; }
 
+  // Whether it is the last of those that are tried: what the ranks tell each other after it counts
+  // until the next trial.
+  bool is_last_try() const {
+    return times_ % kPeriod == 2 * static_cast<std::int64_t>(kTrialsEach) - 1;
+  }
+
   // It was done, by this rank in so long, from when it began to make it.
   void took(bool in_parts, std::chrono::nanoseconds time) {
     if (is_trying()) {

@@ -83,12 +83,12 @@ class _LendsPlaces:
     Copies of the model, which have no communication hook, get one that does nothing.
     """
 
-    def __init__(self, places: _C.GradientPlaces | None = None) -> None:
-        self._places = places
+    def __init__(self, parts: _C.DdpParts | None = None) -> None:
+        self.parts = parts
 
     def __call__(self, model: DistributedDataParallel, _: object) -> None:
-        if self._places is not None and torch.is_grad_enabled():
-            self._places.set_lending(bool(model.require_backward_grad_sync))
+        if self.parts is not None and torch.is_grad_enabled():
+            self.parts.set_lending(bool(model.require_backward_grad_sync))
 
     def __reduce__(self) -> tuple[type[_LendsPlaces], tuple[()]]:
         return _LendsPlaces, ()
@@ -118,9 +118,9 @@ def ddp_in_arena(model: DistributedDataParallel) -> DistributedDataParallel:
     if not _is_horon(model.process_group):
         name = dist.get_backend(model.process_group)
         raise ValueError(f"horon: ddp_in_arena: the model's process group uses {name}; init it with 'horon'.")
-    places = _C.register_ddp_arena_hook(model.reducer, model.process_group, model.gradient_as_bucket_view)
-    if places is not None:
-        model.register_forward_pre_hook(_LendsPlaces(places))
+    parts = _C.register_ddp_arena_hook(model.reducer, model.process_group, model.gradient_as_bucket_view)
+    if parts is not None:
+        model.register_forward_pre_hook(_LendsPlaces(parts))
     return model
 
 
