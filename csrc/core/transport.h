@@ -2,6 +2,7 @@
 // somebody else's process group between hosts.
 #pragma once
 
+#include <chrono>
 #include <string>
 
 #include "core/request.h"
@@ -24,6 +25,9 @@ class Transport {
   // Whether run() takes reductions to all ranks of a tensor in pieces (Request::pieces), of so many
   // bytes. Ranks that bring theirs in one piece may take part in the same operation.
   virtual bool takes_pieces(std::uint64_t /*bytes*/) const { return false; }
+
+  // Those who come to an operation at the same time are some tenths of a millisecond apart.
+  static constexpr std::chrono::milliseconds kMeetingPatience{1};
 
   struct Leaving {
     // This rank has done its part and others have not: they go on using the tensor.
@@ -62,11 +66,14 @@ class Transport {
   }
 
   // For an operation that start() does not take and that the others may be about to come to as
-  // well: brings this rank's part and waits for them, for a millisecond at most, if that is worth
-  // it. Whether all have come, so that run() would wait for nobody who computes. In either case
+  // well: brings this rank's part and waits for them, at most for so long, if that is worth it.
+  // Whether all have come, so that run() would wait for nobody who computes. In either case
   // run() of the same request has to be the next call, from any thread, or let_go() if the group
   // ends first. Requires what run() requires.
-  virtual bool meet(const Request& /*request*/) { return false; }
+  virtual bool meet(const Request& /*request*/,
+                    std::chrono::milliseconds /*patience*/ = kMeetingPatience) {
+    return false;
+  }
   // Others may have begun to use the tensors of an operation that was met for and will not be run.
   virtual void let_go(const Request& /*request*/) {}
 

@@ -12,9 +12,6 @@
 namespace horon {
 namespace {
 
-// How long a rank waits for the others at a meeting; those who come at the same time are some
-// tenths of a millisecond apart.
-constexpr std::chrono::milliseconds kMeetingPatience{1};
 // Of more bytes the reduction takes much longer than the thread's wake-ups: nothing was gained.
 constexpr std::uint64_t kMostBytesToMeetFor = std::uint64_t{4} << 20;
 
@@ -114,7 +111,7 @@ void ShmTransport::arrive(const Request& request) {
   deposits_.deposit(request, offset);
 }
 
-bool ShmTransport::meet(const Request& request) {
+bool ShmTransport::meet(const Request& request, std::chrono::milliseconds patience) {
   const auto longest = longest_stream(request, n_ranks_);
   if (peers_->is_crowded || peers_->has_spare_cores || !longest ||
       *longest <= segment_->layout().inline_bytes() || *longest > kMostBytesToMeetFor) {
@@ -127,7 +124,7 @@ bool ShmTransport::meet(const Request& request) {
   }
   arrive(request);
   has_arrived_ = true;
-  const bool has_met = deposits_.spin_for_arrivals(kMeetingPatience);
+  const bool has_met = deposits_.spin_for_arrivals(patience);
   meeting_trust_.record(has_met);
   return has_met;
 }

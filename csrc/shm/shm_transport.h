@@ -38,7 +38,7 @@ class ShmTransport final : public Transport {
   bool is_ready() override;
   bool await_start() override;
   void complete(const Request& request, const WaitContext& context) override;
-  bool meet(const Request& request) override;
+  bool meet(const Request& request, std::chrono::milliseconds patience) override;
   void let_go(const Request& request) override;
   void abort(const std::string& reason) override;
   void depart() override;
