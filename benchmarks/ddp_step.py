@@ -10,6 +10,7 @@ with its own copy of the model, and take turns, block by block; all ranks start 
     noop         DDP on a backend that does nothing: what DDP itself costs
     gloo, horon  DDP on that backend, unmodified
     horon-arena  DDP on horon, with horon.ddp_in_arena(model)
+    horon-after  the same with HORON_REDUCE_WHILE_MADE=off; on request
 
 Speed is the median over the rounds of bare's step / the variant's step, each the median of its block on all ranks.
 `alone` is the time of all-reducing tensors of the buckets' sizes with nothing else to do; `exposed` is how much longer
@@ -40,12 +41,15 @@ from contenders import Unavailable, new_group
 from torch import nn
 
 kVariants = ("bare", "noop", "gloo", "horon", "horon-arena")
+kOnRequest = ("horon-after",)
+kInArena = ("horon-arena", "horon-after")
 kModels = ("mlp", "small-layers")
 kMlpSizes: tuple[int, ...] = (1024, 2048, 2048, 1024, 150)
 kMlpBatch = 64
 kSmallLayers = 100
 kSmallWidth = 65
 kSmallBatch = 32
+kWarmUpSteps = 20  # DDP lays its buckets out anew, horon tries out what is faster
 kLeadInSteps = 1  # of a block, not counted: the caches still hold another variant's model
 
 
@@ -126,7 +130,7 @@ class Variant:
         self._batches = itertools.cycle([self._make_batch() for _ in range(4)])
 
     def _wrap(self, name: str, gradient_as_bucket_view: bool) -> None:
-        if name == "horon-arena":
+        if name in kInArena:
             import horon
 
             for needed in ("ddp_in_arena", "empty"):
@@ -134,11 +138,11 @@ class Variant:
                     raise Unavailable(f"this horon has no horon.{needed}")
         if name == "noop" and not noop.is_built():
             raise Unavailable("its C++ part did not compile")
-        self.group = new_group("horon" if name == "horon-arena" else name)
+        self.group = new_group("horon" if name in kInArena else name)
         ddp = nn.parallel.DistributedDataParallel(
             self.module, process_group=self.group, gradient_as_bucket_view=gradient_as_bucket_view
         )
-        if name == "horon-arena":
+        if name in kInArena:
             import horon
 
             horon.ddp_in_arena(ddp)
@@ -213,7 +217,8 @@ def _measure_model(model: str, plan: Plan, n_ranks: int, skipped: dict[str, str]
         except Unavailable as error:
             skipped[name] = str(error)
     for variant in variants:
-        for _ in range(3):
+        os.environ["HORON_REDUCE_WHILE_MADE"] = "off" if variant.name == "horon-after" else "on"
+        for _ in range(kWarmUpSteps):
             variant.step()
         variant.check()
     talking = {v.name: Communication(v) for v in variants if v.name not in ("bare", "noop")}
@@ -329,7 +334,10 @@ def parse_arguments() -> argparse.Namespace:
     arguments = parser.parse_args()
     arguments.models = [model for model in arguments.models.split(",") if model]
     arguments.variants = list(dict.fromkeys(["bare", *(name for name in arguments.variants.split(",") if name)]))
-    for option, chosen, known in (("models", arguments.models, kModels), ("variants", arguments.variants, kVariants)):
+    for option, chosen, known in (
+        ("models", arguments.models, kModels),
+        ("variants", arguments.variants, kVariants + kOnRequest),
+    ):
         if unknown := set(chosen) - set(known):
             parser.error(f"--{option}: unknown: {', '.join(sorted(unknown))}; choose from {', '.join(known)}")
     return arguments
