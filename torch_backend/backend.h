@@ -89,6 +89,11 @@ class HoronBackend : public c10d::Backend {
   WorkPtr all_reduce_now(const at::Tensor& tensor, const Reduction& reduction,
                          std::chrono::milliseconds timeout, bool wants_work = true);
 
+  // A group of the same members with an order of its own; they make it together, and it ends with
+  // whoever holds it.
+  virtual c10::intrusive_ptr<HoronBackend> make_twin();
+  // The same as long as the members are.
+  virtual std::weak_ptr<const void> members() const { return group_; }
   // Whether ranks that come to an operation together carry it out where they are: they share a
   // host, and have a core each but no second one.
   virtual bool may_meet() const;
@@ -236,6 +241,7 @@ class HoronBackend : public c10d::Backend {
   const std::shared_ptr<Hooks> hooks_;
   std::shared_ptr<Group> group_;  // null without members
   std::atomic<std::uint64_t> sequence_{0};
+  std::atomic<int> n_twins_{0};
 
   std::mutex prepared_mutex_;
   std::vector<int64_t> prepared_without_;      // guarded by prepared_mutex_

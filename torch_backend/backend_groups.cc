@@ -84,6 +84,13 @@ c10::intrusive_ptr<c10d::Backend> HoronBackend::split(const c10::intrusive_ptr<c
                                            static_cast<int>(ranks.size()), options, make_gloo_);
 }
 
+c10::intrusive_ptr<HoronBackend> HoronBackend::make_twin() {
+  const auto keys =
+      c10::make_intrusive<c10d::PrefixStore>(concat("horon_twin/", n_twins_++), store_);
+  return c10::make_intrusive<HoronBackend>(
+      keys, rank_, size_, c10::make_intrusive<BackendOptions>(*options_), make_gloo_);
+}
+
 c10::intrusive_ptr<c10d::Backend> HoronBackend::merge(const c10::intrusive_ptr<c10d::Store>& store,
                                                       const c10::intrusive_ptr<Options>& opts,
                                                       const int& rank, const int& size) {

@@ -19,13 +19,13 @@ bool is_large_weight(const at::Tensor& parameter, const at::Tensor& gradient) {
   return parameter.dim() == 2 && gradient.nbytes() >= NamedEngine::kMeetForBytes;
 }
 
-// Complete when all of these are, with this value or the first error.
+// Complete when all of these are, with this value, or at the first error.
 c10::intrusive_ptr<c10::ivalue::Future> when_all(
     const std::vector<c10::intrusive_ptr<c10d::Work>>& works, const at::Tensor& value) {
   struct Progress {
     std::mutex mutex;
     std::size_t missing;
-    std::exception_ptr error;
+    bool has_ended = false;
   };
   const auto progress = std::make_shared<Progress>();
   progress->missing = works.size();
@@ -33,19 +33,16 @@ c10::intrusive_ptr<c10::ivalue::Future> when_all(
       c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
   for (const auto& work : works) {
     work->getFuture()->addCallback([progress, whole, value](c10::ivalue::Future& future) {
-      std::exception_ptr error;
       {
         const std::lock_guard lock(progress->mutex);
-        if (future.hasError() && !progress->error) {
-          progress->error = future.exception_ptr();
-        }
-        if (--progress->missing > 0) {
+        --progress->missing;
+        if (progress->has_ended || (progress->missing > 0 && !future.hasError())) {
           return;
         }
-        error = progress->error;
+        progress->has_ended = true;
       }
-      if (error) {
-        whole->setError(error);
+      if (future.hasError()) {
+        whole->setError(future.exception_ptr());
       } else {
         whole->markCompleted(std::vector<at::Tensor>{value});
       }
@@ -64,10 +61,14 @@ DdpParts::~DdpParts() { forget(); }
 
 void DdpParts::agree() {
   has_agreed_ = true;
-  auto backend =
+  own_.reset();
+  in_parts_ = false;
+  n_steps_alike_ = 0;
+  backend_ =
       c10::dynamic_intrusive_pointer_cast<HoronBackend>(group_->getBackend(c10::DeviceType::CPU));
+  members_ = backend_ ? backend_->members() : std::weak_ptr<const void>();
   const bool may =
-      places_ && backend && backend->may_meet() && reduce_while_made_from_environment();
+      places_ && backend_ && backend_->may_meet() && reduce_while_made_from_environment();
   std::vector<at::Tensor> vote{at::full({1}, static_cast<std::int64_t>(may), at::kLong)};
   c10d::AllreduceOptions options;
   options.reduceOp = c10d::ReduceOp::MIN;
@@ -76,8 +77,13 @@ void DdpParts::agree() {
     work->wait();
   }
   if (vote[0].item<std::int64_t>() != 0) {
-    backend_ = std::move(backend);
+    own_ = backend_->make_twin();
   }
+}
+
+bool DdpParts::is_current() const {
+  const auto now = backend_ ? backend_->members() : std::weak_ptr<const void>();
+  return !members_.owner_before(now) && !now.owner_before(members_);
 }
 
 DdpParts::Bucket& DdpParts::see(c10d::GradBucket& bucket) {
@@ -117,11 +123,11 @@ DdpParts::Bucket& DdpParts::see(c10d::GradBucket& bucket) {
 }
 
 c10::intrusive_ptr<c10::ivalue::Future> DdpParts::average(c10d::GradBucket& bucket) {
-  if (!has_agreed_) {
+  if (!has_agreed_ || !is_current()) {
     agree();
   }
   c10::intrusive_ptr<Future> future;
-  Bucket* const known = backend_ ? &see(bucket) : nullptr;
+  Bucket* const known = own_ ? &see(bucket) : nullptr;
   if (known != nullptr && in_parts_ && !known->slices.empty()) {
     future = when_all(issue_in_parts(*known), known->buffer);
   } else {
@@ -131,7 +137,6 @@ c10::intrusive_ptr<c10::ivalue::Future> DdpParts::average(c10d::GradBucket& buck
     options.asyncOp = true;
     future = group_->allreduce(tensors, options)->getFuture();
   }
-  next_ = {bucket.getIndex() + 1, 0};
   if (known != nullptr && bucket.isLast()) {
     end_step(*future);
   }
@@ -144,7 +149,8 @@ std::vector<DdpParts::WorkPtr> DdpParts::issue_in_parts(Bucket& bucket) {
     Slice& slice = bucket.slices[i];
     const at::Tensor part = slice.region.of(bucket.buffer);
     if (!slice.work) {
-      works.push_back(backend_->all_reduce_in_parts(part, kAverage, nullptr));
+      ++next_;
+      works.push_back(own_->all_reduce_in_parts(part, kAverage, nullptr));
       continue;
     }
     const WorkPtr work = std::exchange(slice.work, nullptr);
@@ -190,7 +196,7 @@ bool DdpParts::may_make(std::size_t parameter) const {
     return false;
   }
   began_ = began_.value_or(Clock::now());
-  return in_parts_ && watched_[parameter] == next_;
+  return in_parts_ && parameter == next_ && is_current();
 }
 
 void DdpParts::make(std::size_t parameter, const at::Tensor& gradient, PartMaker::Make make) {
@@ -201,13 +207,13 @@ void DdpParts::make(std::size_t parameter, const at::Tensor& gradient, PartMaker
   if (gradient.const_data_ptr() == part.const_data_ptr()) {
     std::exception_ptr error;
     try {
-      slice.work = backend_->all_reduce_in_parts(part, kAverage, maker);
+      slice.work = own_->all_reduce_in_parts(part, kAverage, maker);
     } catch (...) {
       error = std::current_exception();
     }
     slice.issued = part;
     slice.address = part.const_data_ptr();
-    ++next_.second;
+    ++next_;
     ++n_made_;
     if (error) {
       maker->finish();
@@ -219,8 +225,9 @@ void DdpParts::make(std::size_t parameter, const at::Tensor& gradient, PartMaker
 
 void DdpParts::end_step(Future& last) {
   n_steps_alike_ = has_changed_ ? 1 : n_steps_alike_ + 1;
-  if (has_changed_) {
+  if (n_steps_alike_ == 1) {
     watch();
+    everyones_.clear();
     const std::lock_guard lock(mutex_);
     trial_ = {};
   } else if (is_tried_) {
@@ -247,7 +254,7 @@ void DdpParts::end_step(Future& last) {
     const std::lock_guard lock(mutex_);
     in_parts_ = is_tried_ && trial_.wants_parts();
   }
-  next_ = {0, 0};
+  next_ = 0;
   began_.reset();
 }
 
@@ -256,7 +263,7 @@ std::vector<PartsTrial::Told> DdpParts::exchange(const PartsTrial::Told& told) {
   at::Tensor all = at::empty({3 * static_cast<std::int64_t>(group_->getSize())}, at::kLong);
   c10d::AllgatherOptions options;
   options.asyncOp = false;
-  if (const WorkPtr work = backend_->_allgather_base(all, own, options)) {
+  if (const WorkPtr work = own_->_allgather_base(all, own, options)) {
     work->wait();
   }
   std::vector<PartsTrial::Told> everyones;

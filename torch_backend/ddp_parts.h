@@ -3,11 +3,12 @@
 // Note [DDP's gradients in parts]
 // What DistributedOptimizer does (Note [Made in parts] in named/part_maker.h) for the buckets of
 // DDP in the arena whose gradients are made in their places (Note [Gradients in their places]). A
-// bucket with large weights is not one operation then but several, in the same order on all ranks:
-// one for each of these weights, part by part, in the order in which they lie there, and one for
-// what is left. A weight's is issued as soon as its gradient begins to be made if nothing that
-// comes before it is outstanding, and otherwise with the bucket: which of the two is a rank's own
-// affair, since the parts are the same.
+// bucket with large weights is not one operation then but several: one for each of these weights,
+// part by part, and one for what is left. A weight's is issued as soon as its gradient begins to be
+// made, if it is the next one of these in DDP's order, and otherwise with the bucket: which of the
+// two is a rank's own affair, since the parts are the same. One rank may have a hook where another
+// has none, or another number of rows. So that no other operation of a backward pass comes before
+// them on one rank and after them on another, they have a group of their own, of the same ranks.
 //
 // That a step's buckets go like this is decided by all ranks alike: by the number of steps since
 // the buckets had the layout that they have (DDP lays them out anew after the first step), and by
@@ -83,10 +84,13 @@ class DdpParts final : public GradientProducts, public std::enable_shared_from_t
     std::vector<Slice> slices;
     std::vector<Region> rest;
   };
-  // What is issued next: of which bucket, which slice.
+  // A slice: of which bucket, which one.
   using Position = std::pair<std::size_t, std::size_t>;
 
+  // Finds out, with all ranks, whether anything may be made in parts.
   void agree();
+  // Whether that was with the ranks that the group has now.
+  bool is_current() const;
   Bucket& see(c10d::GradBucket& bucket);
   std::vector<WorkPtr> issue_in_parts(Bucket& bucket);
   WorkPtr issue_rest(const Bucket& bucket);
@@ -97,16 +101,18 @@ class DdpParts final : public GradientProducts, public std::enable_shared_from_t
 
   const c10::intrusive_ptr<c10d::ProcessGroup> group_;
   const std::shared_ptr<GradientPlaces> places_;
-  c10::intrusive_ptr<HoronBackend> backend_;  // null: nothing is made in parts, on no rank
+  c10::intrusive_ptr<HoronBackend> backend_;  // of the group; null: not horon's
+  c10::intrusive_ptr<HoronBackend> own_;      // its twin; null: nothing is made in parts
+  std::weak_ptr<const void> members_;
   bool has_agreed_ = false;
   std::vector<Bucket> buckets_;
-  bool has_changed_ = false;        // the layout, in this step
-  std::int64_t n_steps_alike_ = 0;  // with this layout
-  std::vector<Position> watched_;
-  std::vector<Accumulator> accumulators_;  // of those
-  bool is_tried_ = false;                  // this step counts as one of a trial
-  bool in_parts_ = false;                  // this step
-  Position next_{0, 0};
+  bool has_changed_ = false;                        // the layout, in this step
+  std::int64_t n_steps_alike_ = 0;                  // with this layout
+  std::vector<Position> watched_;                   // in DDP's order
+  std::vector<Accumulator> accumulators_;           // of those
+  bool is_tried_ = false;                           // this step counts as one of a trial
+  bool in_parts_ = false;                           // this step
+  std::size_t next_ = 0;                            // of those that are watched, in this step
   mutable std::optional<Clock::time_point> began_;  // this step's first large product
   std::int64_t n_made_ = 0;
   std::vector<PartsTrial::Told> everyones_;  // after the last trial

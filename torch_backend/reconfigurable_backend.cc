@@ -336,6 +336,15 @@ void ReconfigurableBackend::all_reduce_blocking(const at::Tensor& tensor,
   });
 }
 
+c10::intrusive_ptr<HoronBackend> ReconfigurableBackend::make_twin() {
+  return on_current("a twin", [](HoronBackend& to) { return to.HoronBackend::make_twin(); });
+}
+
+std::weak_ptr<const void> ReconfigurableBackend::members() const {
+  return on_current_or([](HoronBackend& to) { return to.HoronBackend::members(); },
+                       std::weak_ptr<const void>());
+}
+
 bool ReconfigurableBackend::may_meet() const {
   return on_current_or([](HoronBackend& to) { return to.HoronBackend::may_meet(); }, false);
 }

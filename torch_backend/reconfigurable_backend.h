@@ -74,6 +74,8 @@ class ReconfigurableBackend final : public HoronBackend {
   WorkPtr barrier(const c10d::BarrierOptions& opts) override;
   void monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all_ranks) override;
   void all_reduce_blocking(const at::Tensor& tensor, const c10d::ReduceOp& op) override;
+  c10::intrusive_ptr<HoronBackend> make_twin() override;
+  std::weak_ptr<const void> members() const override;
   bool may_meet() const override;
   WorkPtr all_reduce_in_parts(const at::Tensor& tensor, const c10d::ReduceOp& op,
                               std::shared_ptr<PartMaker> maker) override;

@@ -216,6 +216,54 @@ def _hooks_of_the_user(rank: int, world_size: int) -> None:
             _check(models[1], models[0], group, f"later step {step}")
 
 
+class _Meets(torch.autograd.Function):
+    """Sums up over the ranks in the backward pass, as SyncBatchNorm does."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+        ctx.group = group
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        summed = gradients[0].sum(dim=0)
+        dist.all_reduce(summed, group=ctx.group)
+        return gradients[0] + summed, None
+
+
+class _MeetsBetween(nn.Module):
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.first, self.last = nn.Linear(8, WIDTH), nn.Linear(WIDTH, 2)
+        self.middle = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(3))
+        self.group = group
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        for layer in self.middle:
+            x = _Meets.apply(torch.tanh(layer(x)), self.group)  # type: ignore[no-untyped-call]
+        result: torch.Tensor = self.last(x)
+        return result
+
+
+def _others_in_between(rank: int, world_size: int) -> None:
+    """Other operations of the group in the backward pass, where ranks differ in what they make in parts."""
+    with _meeting_group(world_size) as group:
+        models = []
+        for in_arena in (False, True):
+            base = _MeetsBetween(group)
+            model = DDP(base, process_group=group, gradient_as_bucket_view=True)
+            models.append(horon.ddp_in_arena(model) if in_arena else model)
+            if rank == 0:
+                base.middle[1].weight.register_hook(lambda gradient: gradient * 2)
+        for step in range(2 * STEPS):
+            for model in models:
+                _step(model, _input(step, rank, 4 + (rank if step % 5 == 4 else 0)))
+            _check(models[1], models[0], group, f"step {step}")
+        assert _n_made(models[1]) > 0
+
+
 class _AfterAnother(torch.autograd.Function):
     """Makes the gradient of a parameter after another tensor of its size, which it keeps."""
 
@@ -262,7 +310,15 @@ def _moved_meanwhile(rank: int, world_size: int) -> None:
         assert _n_made(models[1]) > 0
 
 
-BODIES = [_off_on_one_rank, _unused_on_some_ranks, _joined, _accumulated, _hooks_of_the_user, _moved_meanwhile]
+BODIES = [
+    _off_on_one_rank,
+    _unused_on_some_ranks,
+    _joined,
+    _accumulated,
+    _hooks_of_the_user,
+    _others_in_between,
+    _moved_meanwhile,
+]
 
 
 @pytest.mark.parametrize("body", BODIES, ids=lambda body: body.__name__.strip("_"))
