@@ -32,6 +32,17 @@ constexpr std::chrono::milliseconds kPatienceForParts{4};
 // As c10d::Work's events.
 constexpr at::RecordScope kProfilerScope = at::RecordScope::USER_SCOPE;
 
+// Whether the engine has thrown it, so that the other ranks know.
+bool is_engines(const std::exception_ptr& error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const Error&) {
+    return true;
+  } catch (...) {
+    return false;
+  }
+}
+
 // An asynchronous collective in the lane's queue.
 class CollectiveTask final : public Task {
  public:
@@ -90,6 +101,11 @@ class CollectiveTask final : public Task {
       collective_.finish();
     } catch (...) {
       error_ = without_python(std::current_exception());
+      if (collective_.is_in_parts && !is_engines(error_)) {
+        // Others wait for the next part, and would take this rank's next operation for it.
+        group_->transport().abort("a tensor that was reduced while it was made could not be made");
+        group_->set_failed();
+      }
       // Here, while it is this operation's turn: the group may be gone before complete().
       if (ends_group(error_)) {
         group_->set_failed();
@@ -203,7 +219,11 @@ HoronBackend::~HoronBackend() {
   group_.reset();
 }
 
-void HoronBackend::leave() { group_->shutdown(Deadline::after(std::chrono::milliseconds(0))); }
+void HoronBackend::leave() {
+  const Deadline now = Deadline::after(std::chrono::milliseconds(0));
+  group_->shutdown(now);
+  visit_twins([&](Group& twin) { twin.shutdown(now); });
+}
 
 std::chrono::milliseconds HoronBackend::resolve(std::chrono::milliseconds timeout) const {
   return timeout == c10d::kUnsetTimeout ? group_->timeout() : timeout;
@@ -491,29 +511,37 @@ void HoronBackend::setTimeout(std::chrono::milliseconds timeout) {
   check_timeout(timeout);
   if (group_) {
     group_->set_timeout(timeout);
+    visit_twins([timeout](Group& twin) { twin.set_timeout(timeout); });
   }
   options_->timeout = timeout;
 }
 
 c10d::ErrorType HoronBackend::getError() {
-  return group_->has_failed() ? c10d::ErrorType::COMM_ERROR : c10d::ErrorType::SUCCESS;
+  bool has_failed = group_->has_failed();
+  visit_twins([&](const Group& twin) { has_failed = has_failed || twin.has_failed(); });
+  return has_failed ? c10d::ErrorType::COMM_ERROR : c10d::ErrorType::SUCCESS;
 }
 
 void HoronBackend::abort() {
   hooks_->on_abort->call_all();
-  group_->abort("the process group was aborted");
+  const char* const reason = "the process group was aborted";
+  group_->abort(reason);
+  visit_twins([reason](Group& twin) { twin.abort(reason); });
 }
 
 void HoronBackend::give_up(const std::string& reason) {
   if (group_->is_open()) {
     hooks_->on_abort->call_all_beside();
     group_->abort(reason);
+    visit_twins([&](Group& twin) { twin.abort(reason); });
   }
 }
 
 void HoronBackend::shutdown() {
   // Operations bring their own deadlines, so this ends.
-  group_->shutdown(Deadline::after(std::chrono::hours(24 * 365)));
+  const Deadline end_of_time = Deadline::after(std::chrono::hours(24 * 365));
+  group_->shutdown(end_of_time);
+  visit_twins([&](Group& twin) { twin.shutdown(end_of_time); });
 }
 
 #if HORON_HAS_COMPLETION_HOOKS

@@ -12,6 +12,7 @@
 
 #include "backend_options.h"
 #include "compat.h"
+#include "core/function_ref.h"
 #include "finished_work.h"
 #include "gloo_maker.h"
 #include "group.h"
@@ -89,8 +90,9 @@ class HoronBackend : public c10d::Backend {
   WorkPtr all_reduce_now(const at::Tensor& tensor, const Reduction& reduction,
                          std::chrono::milliseconds timeout, bool wants_work = true);
 
-  // A group of the same members with an order of its own; they make it together, and it ends with
-  // whoever holds it.
+  // A group of the same members with an order of its own, which they make together. It ends with
+  // whoever holds it, and with this one: what aborts this one, shuts it down or changes its timeout
+  // does so to the twin, and hooks hear of both. Throws if not all come within a minute.
   virtual c10::intrusive_ptr<HoronBackend> make_twin();
   // The same as long as the members are.
   virtual std::weak_ptr<const void> members() const { return group_; }
@@ -241,7 +243,12 @@ class HoronBackend : public c10d::Backend {
   const std::shared_ptr<Hooks> hooks_;
   std::shared_ptr<Group> group_;  // null without members
   std::atomic<std::uint64_t> sequence_{0};
-  std::atomic<int> n_twins_{0};
+  // Calls visit(group) for each twin that there is.
+  void visit_twins(FunctionRef<void(Group&)> visit);
+
+  std::mutex twins_mutex_;
+  int n_twins_ = 0;                          // ever made; guarded by twins_mutex_
+  std::vector<std::weak_ptr<Group>> twins_;  // guarded by twins_mutex_
 
   std::mutex prepared_mutex_;
   std::vector<int64_t> prepared_without_;      // guarded by prepared_mutex_

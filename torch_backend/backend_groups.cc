@@ -13,6 +13,9 @@ namespace {
 
 constexpr int kShrinkAbort = 1;  // torch.distributed.SHRINK_ABORT
 
+// All have just been together.
+constexpr std::chrono::milliseconds kTwinPatience{60'000};
+
 constexpr const char* kGivenUp = "given up";
 
 // So that nobody waits for this rank: on another host, nobody sees why it does not come.
@@ -85,10 +88,36 @@ c10::intrusive_ptr<c10d::Backend> HoronBackend::split(const c10::intrusive_ptr<c
 }
 
 c10::intrusive_ptr<HoronBackend> HoronBackend::make_twin() {
-  const auto keys =
-      c10::make_intrusive<c10d::PrefixStore>(concat("horon_twin/", n_twins_++), store_);
-  return c10::make_intrusive<HoronBackend>(
-      keys, rank_, size_, c10::make_intrusive<BackendOptions>(*options_), make_gloo_);
+  int number = 0;
+  {
+    const std::lock_guard lock(twins_mutex_);
+    number = n_twins_++;
+  }
+  const auto keys = c10::make_intrusive<c10d::PrefixStore>(concat("horon_twin/", number), store_);
+  auto options = c10::make_intrusive<BackendOptions>(*options_);
+  options->timeout = group_->timeout();
+  Beginning beginning;
+  beginning.hooks = hooks_;
+  beginning.meeting_timeout = std::min(group_->timeout(), kTwinPatience);
+  auto twin = c10::make_intrusive<HoronBackend>(keys, rank_, size_, std::move(options), make_gloo_,
+                                                std::move(beginning));
+  const std::lock_guard lock(twins_mutex_);
+  std::erase_if(twins_, [](const auto& known) { return known.expired(); });
+  twins_.push_back(twin->group_);
+  return twin;
+}
+
+void HoronBackend::visit_twins(FunctionRef<void(Group&)> visit) {
+  std::vector<std::weak_ptr<Group>> twins;
+  {
+    const std::lock_guard lock(twins_mutex_);
+    twins = twins_;
+  }
+  for (const std::weak_ptr<Group>& twin : twins) {
+    if (const std::shared_ptr<Group> group = twin.lock()) {
+      visit(*group);
+    }
+  }
 }
 
 c10::intrusive_ptr<c10d::Backend> HoronBackend::merge(const c10::intrusive_ptr<c10d::Store>& store,

@@ -226,7 +226,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   bind_gradients(module);
   shorten_operator_calls();
   py::class_<DdpParts, std::shared_ptr<DdpParts>>(module, "DdpParts")
-      .def("set_lending", &DdpParts::set_lending, py::arg("is_lending"))
+      .def("set_lending", &DdpParts::set_lending, py::arg("is_lending"), py::arg("may_average"))
       .def_property_readonly("n_made", &DdpParts::n_made);
   module.def("register_ddp_arena_hook", &register_ddp_arena_hook, py::arg("reducer"),
              py::arg("group"), py::arg("gradient_as_bucket_view"));

@@ -4,6 +4,8 @@
 #include <cstring>
 #include <exception>
 
+#include "core/error.h"
+#include "core/log.h"
 #include "core/options.h"
 #include "named/named_engine.h"
 
@@ -62,23 +64,41 @@ DdpParts::~DdpParts() { forget(); }
 void DdpParts::agree() {
   has_agreed_ = true;
   own_.reset();
-  in_parts_ = false;
+  forget();
+  buckets_.clear();  // what was issued early went to others
+  in_parts_ = is_tried_ = has_changed_ = false;
   n_steps_alike_ = 0;
+  next_ = 0;
+  began_.reset();
   backend_ =
       c10::dynamic_intrusive_pointer_cast<HoronBackend>(group_->getBackend(c10::DeviceType::CPU));
   members_ = backend_ ? backend_->members() : std::weak_ptr<const void>();
   const bool may =
       places_ && backend_ && backend_->may_meet() && reduce_while_made_from_environment();
-  std::vector<at::Tensor> vote{at::full({1}, static_cast<std::int64_t>(may), at::kLong)};
+  if (!is_so_on_all(may)) {
+    return;
+  }
+  try {
+    own_ = backend_->make_twin();
+  } catch (const std::exception& error) {
+    log_warning(
+        concat("ddp_in_arena: gradients are averaged when they are made, and not meanwhile, ",
+               "since there was no group for that: ", error.what()));
+  }
+  if (!is_so_on_all(own_.defined())) {
+    own_.reset();
+  }
+}
+
+bool DdpParts::is_so_on_all(bool is_so) {
+  std::vector<at::Tensor> vote{at::full({1}, static_cast<std::int64_t>(is_so), at::kLong)};
   c10d::AllreduceOptions options;
   options.reduceOp = c10d::ReduceOp::MIN;
   options.asyncOp = false;
   if (const WorkPtr work = group_->allreduce(vote, options)) {
     work->wait();
   }
-  if (vote[0].item<std::int64_t>() != 0) {
-    own_ = backend_->make_twin();
-  }
+  return vote[0].item<std::int64_t>() != 0;
 }
 
 bool DdpParts::is_current() const {
@@ -98,6 +118,8 @@ DdpParts::Bucket& DdpParts::see(c10d::GradBucket& bucket) {
   if (is_same) {
     return known;
   }
+  TORCH_CHECK(!in_parts_, "horon: ddp_in_arena: DDP has laid out its buckets anew in a later step ",
+              "than its second. HORON_REDUCE_WHILE_MADE=off goes without knowing their layout.");
   has_changed_ = true;
   known = Bucket{.buffer = known.buffer};
   std::int64_t end = 0;
@@ -156,11 +178,12 @@ std::vector<DdpParts::WorkPtr> DdpParts::issue_in_parts(Bucket& bucket) {
     const WorkPtr work = std::exchange(slice.work, nullptr);
     const at::Tensor issued = std::exchange(slice.issued, at::Tensor());
     const at::Tensor& gradient = slice.parameter.grad();
-    TORCH_CHECK(gradient.defined() && gradient.const_data_ptr() == part.const_data_ptr(),
-                "horon: a gradient of sizes ", slice.parameter.sizes(),
-                " was reduced while the backward ",
-                "pass made it, but has become something else before it came to its parameter. ",
-                "HORON_REDUCE_WHILE_MADE=off lets it come first.");
+    if (!gradient.defined() || gradient.const_data_ptr() != part.const_data_ptr()) {
+      own_->give_up("a gradient that was averaged while it was made is lost");
+      TORCH_CHECK(false, "horon: a gradient of sizes ", slice.parameter.sizes(), " was averaged ",
+                  "while the backward pass made it, but has become something else before it came ",
+                  "to its parameter. HORON_REDUCE_WHILE_MADE=off lets it come first.");
+    }
     if (slice.address != part.const_data_ptr()) {
       // Something else was in the bucket, which has got other memory meanwhile.
       work->wait();
@@ -196,7 +219,8 @@ bool DdpParts::may_make(std::size_t parameter) const {
     return false;
   }
   began_ = began_.value_or(Clock::now());
-  return in_parts_ && parameter == next_ && is_current();
+  return in_parts_ && parameter == next_ && may_average_.load(std::memory_order_relaxed) &&
+         is_current();
 }
 
 void DdpParts::make(std::size_t parameter, const at::Tensor& gradient, PartMaker::Make make) {

@@ -19,6 +19,7 @@
 #include <torch/csrc/autograd/variable.h>
 #include <torch/csrc/distributed/c10d/reducer.hpp>
 
+#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -45,8 +46,14 @@ class DdpParts final : public GradientProducts, public std::enable_shared_from_t
   DdpParts(c10::intrusive_ptr<c10d::ProcessGroup> group, std::shared_ptr<GradientPlaces> places);
   ~DdpParts() override;
 
-  // Whether gradients are made in their places; requires places.
-  void set_lending(bool is_lending) { places_->set_lending(is_lending); }
+  // Whether the backward pass that follows makes gradients in their places; requires places. And
+  // whether large ones may be averaged meanwhile: not where a gradient may come in several backward
+  // passes within one, as with DDP's static graphs and reentrant checkpoints.
+  // Thread safety: any thread.
+  void set_lending(bool is_lending, bool may_average) {
+    may_average_.store(may_average, std::memory_order_relaxed);
+    places_->set_lending(is_lending);
+  }
 
   // Of the bucket's buffer; to be called for one bucket after another, as DDP does.
   c10::intrusive_ptr<Future> average(c10d::GradBucket& bucket);
@@ -55,7 +62,7 @@ class DdpParts final : public GradientProducts, public std::enable_shared_from_t
   void make(std::size_t parameter, const at::Tensor& gradient, PartMaker::Make make) override;
 
   // How many gradients were reduced while they were made.
-  std::int64_t n_made() const { return n_made_; }
+  std::int64_t n_made() const { return n_made_.load(std::memory_order_relaxed); }
 
  private:
   using WorkPtr = c10::intrusive_ptr<c10d::Work>;
@@ -89,6 +96,7 @@ class DdpParts final : public GradientProducts, public std::enable_shared_from_t
 
   // Finds out, with all ranks, whether anything may be made in parts.
   void agree();
+  bool is_so_on_all(bool is_so);
   // Whether that was with the ranks that the group has now.
   bool is_current() const;
   Bucket& see(c10d::GradBucket& bucket);
@@ -114,7 +122,8 @@ class DdpParts final : public GradientProducts, public std::enable_shared_from_t
   bool in_parts_ = false;                           // this step
   std::size_t next_ = 0;                            // of those that are watched, in this step
   mutable std::optional<Clock::time_point> began_;  // this step's first large product
-  std::int64_t n_made_ = 0;
+  std::atomic<std::int64_t> n_made_{0};
+  std::atomic<bool> may_average_{false};
   std::vector<PartsTrial::Told> everyones_;  // after the last trial
   std::mutex mutex_;
   PartsTrial trial_;  // guarded by mutex_

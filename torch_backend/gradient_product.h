@@ -10,7 +10,8 @@
 // seen by nobody else. So a product counts as a parameter's only
 // - in the node of a product whose factor the parameter is, by itself or transposed, and only if
 //   the gradient of the other factor, if one is wanted, can not have its shape;
-// - if nothing else adds to it: the graph has no other edge to the parameter, nor to its transpose;
+// - if nothing else adds to it: the graph has no other edge to the parameter, nor to its transpose
+//   (another graph may: that is for its owner to know);
 // - if there is no hook on the way, of the nodes or of the parameter, and the parameter has no
 //   gradient yet;
 // - in a backward pass that makes no graph, for all parameters.
@@ -19,7 +20,8 @@
 // not: of each shape both are made once and compared, and only where they are the same are products
 // of that shape made in parts.
 //
-// If it becomes something else all the same, that is an error: GradientBucket::settle_made.
+// If it becomes something else all the same, that is an error: GradientBucket::settle_made,
+// DdpParts::issue_in_parts.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -53,7 +53,7 @@ class Task {
   // when that will not change by waiting.
   virtual bool await_start() noexcept { return false; }
   // After try_start() failed, of the first in the queue: whether the others have come to it as
-  // well, so that whoever issued it had better execute it at once. May wait for a millisecond.
+  // well, so that whoever issued it had better execute it at once. May wait for some milliseconds.
   // Called at most once, in turn; execute() or fail() follows, on any thread.
   virtual bool meet() noexcept { return false; }
   // Of a started operation: whether execute() would not wait. Called in turn, with the lane's lock.

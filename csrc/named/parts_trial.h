@@ -6,7 +6,8 @@
 // a thousand, one is done each way by turns; after that all ranks tell each other how long each way
 // took them, in the median, and do what took them less together. They tell it in an exchange that
 // comes before every reduction that could be either, so that all know the same and decide alike; if
-// they do not, because one has forgotten, both ways go together, only slower.
+// they do not, because one has forgotten, both ways go together, only slower. (DDP has an order of
+// its own, and exchanges when a trial ends: Note [DDP's gradients in parts].)
 #pragma once
 
 #include <algorithm>

@@ -88,7 +88,7 @@ class _LendsPlaces:
 
     def __call__(self, model: DistributedDataParallel, _: object) -> None:
         if self.parts is not None and torch.is_grad_enabled():
-            self.parts.set_lending(bool(model.require_backward_grad_sync))
+            self.parts.set_lending(bool(model.require_backward_grad_sync), not model.static_graph)
 
     def __reduce__(self) -> tuple[type[_LendsPlaces], tuple[()]]:
         return _LendsPlaces, ()

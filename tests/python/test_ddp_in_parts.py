@@ -21,6 +21,7 @@ from harness import on_gloo, run_ranks
 from horon import _arena
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.checkpoint import checkpoint
 
 pytestmark = pytest.mark.skipif(on_gloo(), reason="horon's own")
 
@@ -264,6 +265,31 @@ def _others_in_between(rank: int, world_size: int) -> None:
         assert _n_made(models[1]) > 0
 
 
+class _InOneAnother(nn.Module):
+    """A weight that is used in two backward passes within one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.first, self.twice, self.last = nn.Linear(8, WIDTH), nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        for _ in range(2):
+            x = torch.tanh(checkpoint(self.twice, x, use_reentrant=True))
+        result: torch.Tensor = self.last(x)
+        return result
+
+
+def _passes_within_one(rank: int, world_size: int) -> None:
+    with _meeting_group(world_size) as group:
+        models = [_wrap(_InOneAnother(), group, arena, static_graph=True) for arena in (False, True)]
+        for step in range(2 * STEPS):
+            for model in models:
+                _step(model, _input(step, rank))
+            _check(models[1], models[0], group, f"step {step}")
+
+
 class _AfterAnother(torch.autograd.Function):
     """Makes the gradient of a parameter after another tensor of its size, which it keeps."""
 
@@ -317,6 +343,7 @@ BODIES = [
     _accumulated,
     _hooks_of_the_user,
     _others_in_between,
+    _passes_within_one,
     _moved_meanwhile,
 ]
 
