@@ -70,8 +70,7 @@ class Transport {
   // Whether all have come, so that run() would wait for nobody who computes. In either case
   // run() of the same request has to be the next call, from any thread, or let_go() if the group
   // ends first. Requires what run() requires.
-  virtual bool meet(const Request& /*request*/,
-                    std::chrono::milliseconds /*patience*/ = kMeetingPatience) {
+  virtual bool meet(const Request& /*request*/, std::chrono::milliseconds /*patience*/) {
     return false;
   }
   // Others may have begun to use the tensors of an operation that was met for and will not be run.

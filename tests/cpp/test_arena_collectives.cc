@@ -337,7 +337,7 @@ TEST_CASE("arena: what was left to a rank that never does its part is quarantine
     ShmTransport comes(group.segment(1), group.peers(1), group.arenas(1));
     Ones own(*access[0].own, 10000);
     Ones others(*access[1].own, 10000);
-    comes.meet(others.request);  // and goes no further
+    comes.meet(others.request, Transport::kMeetingPatience);  // and goes no further
     REQUIRE(leaves.run_and_leave(own.request, patient_context()).is_left);
     REQUIRE_FALSE(leaves.has_left_ended());
     if (waits) {
@@ -361,7 +361,7 @@ TEST_CASE("arena: the tensors of an operation that was met for and let go are qu
     group.set_cores(cores);
     ShmTransport transport(group.segment(0), group.peers(0), group.arenas(0));
     Ones call(*access[0].own, 10000);
-    REQUIRE_FALSE(transport.meet(call.request));
+    REQUIRE_FALSE(transport.meet(call.request, Transport::kMeetingPatience));
     transport.let_go(call.request);
     const bool has_arrived = cores == LocalGroup::Cores::kOneEach;
     REQUIRE(access[0].own->statistics().quarantined_bytes == (has_arrived ? 40960 : 0));

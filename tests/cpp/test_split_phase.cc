@@ -53,7 +53,7 @@ class Issuer {
     }
     complete_all();
     if (may_meet) {
-      transport_.meet(call->call.request);
+      transport_.meet(call->call.request, Transport::kMeetingPatience);
     }
     finish(*call, [&](const Request& request) { transport_.run(request, patient_context()); });
   }
@@ -188,12 +188,14 @@ TEST_CASE("shm: ranks that come together meet, and run what they met for") {
                                           : LocalGroup::Cores::kOneEach);
     const std::uint64_t longest = group.local.segment(0)->layout().inline_bytes() / sizeof(float);
     RankCall small(all_reduce_of(2, longest), 0);
-    REQUIRE_FALSE(group[0].meet(small.request));  // nobody has to wait for that
+    REQUIRE_FALSE(
+        group[0].meet(small.request, Transport::kMeetingPatience));  // nobody has to wait for that
     RankCall first(all_reduce_of(2, 4000), 0);
     RankCall second(all_reduce_of(2, 4000), 1);
-    REQUIRE_FALSE(group[0].meet(first.request));  // the other one is late
+    REQUIRE_FALSE(
+        group[0].meet(first.request, Transport::kMeetingPatience));  // the other one is late
     // Met, by whom nobody waits for any more.
-    REQUIRE(group[1].meet(second.request) == !has_spare_cores);
+    REQUIRE(group[1].meet(second.request, Transport::kMeetingPatience) == !has_spare_cores);
     require_no_errors(run_ranks(2, [&](int rank) {
       group[rank].run((rank == 0 ? first : second).request, patient_context());
     }));
@@ -208,8 +210,9 @@ TEST_CASE("shm: who waited in vain some times does not meet, but for every eight
   for (int i = 1; i <= 17; ++i) {
     RankCall first(all_reduce_of(2, 4000), 0);
     RankCall second(all_reduce_of(2, 4000), 1);
-    REQUIRE_FALSE(group[0].meet(first.request));
-    if (group[1].meet(second.request)) {  // if the first one has arrived
+    REQUIRE_FALSE(group[0].meet(first.request, Transport::kMeetingPatience));
+    if (group[1].meet(second.request,
+                      Transport::kMeetingPatience)) {  // if the first one has arrived
       met.push_back(i);
     }
     require_no_errors(run_ranks(2, [&](int rank) {
@@ -224,7 +227,7 @@ TEST_CASE("shm: a rank that dies after it has arrived, and one that nobody comes
   Group group(2, "off");
   group.local.make_mortal();
   RankCall first(all_reduce_of(2, 4000), 0);
-  REQUIRE_FALSE(group[0].meet(first.request));
+  REQUIRE_FALSE(group[0].meet(first.request, Transport::kMeetingPatience));
   group.local.kill(1);
   const std::exception_ptr error =
       error_of([&] { group[0].run(first.request, patient_context()); });
@@ -233,7 +236,7 @@ TEST_CASE("shm: a rank that dies after it has arrived, and one that nobody comes
   REQUIRE(contains(text_of(error), "all_reduce #0"));
   REQUIRE(contains(text_of(error), "rank 1"));
   REQUIRE(first.check_untouched() == "");
-  REQUIRE_FALSE(group[0].meet(first.request));  // the group has ended
+  REQUIRE_FALSE(group[0].meet(first.request, Transport::kMeetingPatience));  // the group has ended
 }
 
 TEST_CASE("shm: what reads the result of a started operation is not started before its end") {
