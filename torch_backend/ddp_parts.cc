@@ -15,8 +15,6 @@ namespace {
 // DDP lays its buckets out anew before the second step.
 constexpr std::int64_t kStepsBeforeTrials = 2;
 
-const auto kAverage = c10d::ReduceOp(c10d::ReduceOp::AVG);
-
 bool is_large_weight(const at::Tensor& parameter, const at::Tensor& gradient) {
   return parameter.dim() == 2 && gradient.nbytes() >= NamedEngine::kMeetForBytes;
 }
@@ -155,7 +153,7 @@ c10::intrusive_ptr<c10::ivalue::Future> DdpParts::average(c10d::GradBucket& buck
   } else {
     std::vector<at::Tensor> tensors{bucket.getBufferRef()};
     c10d::AllreduceOptions options;
-    options.reduceOp = kAverage;
+    options.reduceOp = c10d::ReduceOp::AVG;
     options.asyncOp = true;
     future = group_->allreduce(tensors, options)->getFuture();
   }
@@ -172,7 +170,7 @@ std::vector<DdpParts::WorkPtr> DdpParts::issue_in_parts(Bucket& bucket) {
     const at::Tensor part = slice.region.of(bucket.buffer);
     if (!slice.work) {
       ++next_;
-      works.push_back(own_->all_reduce_in_parts(part, kAverage, nullptr));
+      works.push_back(own_->all_reduce_in_parts(part, c10d::ReduceOp::AVG, nullptr));
       continue;
     }
     const WorkPtr work = std::exchange(slice.work, nullptr);
@@ -199,17 +197,18 @@ std::vector<DdpParts::WorkPtr> DdpParts::issue_in_parts(Bucket& bucket) {
 
 DdpParts::WorkPtr DdpParts::issue_rest(const Bucket& bucket) {
   std::vector<at::Tensor> tensors;
+  tensors.reserve(bucket.rest.size());
   for (const Region& region : bucket.rest) {
     tensors.push_back(region.of(bucket.buffer));
   }
   if (tensors.size() == 1) {
     c10d::AllreduceOptions options;
-    options.reduceOp = kAverage;
+    options.reduceOp = c10d::ReduceOp::AVG;
     options.asyncOp = true;
     return group_->allreduce(tensors, options);
   }
   c10d::AllreduceCoalescedOptions options;
-  options.reduceOp = kAverage;
+  options.reduceOp = c10d::ReduceOp::AVG;
   options.asyncOp = true;
   return group_->allreduce_coalesced(tensors, options);
 }
@@ -231,7 +230,7 @@ void DdpParts::make(std::size_t parameter, const at::Tensor& gradient, PartMaker
   if (gradient.const_data_ptr() == part.const_data_ptr()) {
     std::exception_ptr error;
     try {
-      slice.work = own_->all_reduce_in_parts(part, kAverage, maker);
+      slice.work = own_->all_reduce_in_parts(part, c10d::ReduceOp::AVG, maker);
     } catch (...) {
       error = std::current_exception();
     }
