@@ -19,6 +19,10 @@ from cuda_simulator import CudaSimulator, library
 
 SHM = Path("/dev/shm")
 
+# torch's TCPStore looks up the name of everybody who connects to it, on the thread that serves all. Where the resolver
+# does not answer, that takes 5 or 10 s with glibc's defaults, which is longer than some tests let ranks wait.
+os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:2")
+
 
 def pytest_configure(config: pytest.Config) -> None:
     """Registers the markers."""
