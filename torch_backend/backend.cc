@@ -356,8 +356,7 @@ void HoronBackend::all_reduce_blocking(const at::Tensor& tensor, const c10d::Red
 }
 
 bool HoronBackend::may_meet() const {
-  return shares_memory() && !group_->shared()->peers.is_crowded &&
-         !group_->shared()->peers.has_spare_cores;
+  return shares_memory() && group_->shared()->peers.may_meet();
 }
 
 HoronBackend::WorkPtr HoronBackend::all_reduce_in_parts(const at::Tensor& tensor,

@@ -96,8 +96,7 @@ class HoronBackend : public c10d::Backend {
   virtual c10::intrusive_ptr<HoronBackend> make_twin();
   // The same as long as the members are.
   virtual std::weak_ptr<const void> members() const { return group_; }
-  // Whether ranks that come to an operation together carry it out where they are: they share a
-  // host, and have a core each but no second one.
+  // Peers::may_meet() of ranks that share memory; elsewhere false.
   virtual bool may_meet() const;
   // Beside c10d, asynchronous, for a plain tensor: part by part, while `maker` makes it on this
   // thread, or of what is made already if there is none, as ranks please. See Note [Made in parts].

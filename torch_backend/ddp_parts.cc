@@ -151,11 +151,7 @@ c10::intrusive_ptr<c10::ivalue::Future> DdpParts::average(c10d::GradBucket& buck
   if (known != nullptr && in_parts_ && !known->slices.empty()) {
     future = when_all(issue_in_parts(*known), known->buffer);
   } else {
-    std::vector<at::Tensor> tensors{bucket.getBufferRef()};
-    c10d::AllreduceOptions options;
-    options.reduceOp = c10d::ReduceOp::AVG;
-    options.asyncOp = true;
-    future = group_->allreduce(tensors, options)->getFuture();
+    future = issue({bucket.getBufferRef()})->getFuture();
   }
   if (known != nullptr && bucket.isLast()) {
     end_step(*future);
@@ -190,18 +186,18 @@ std::vector<DdpParts::WorkPtr> DdpParts::issue_in_parts(Bucket& bucket) {
     works.push_back(work);
   }
   if (!bucket.rest.empty()) {
-    works.push_back(issue_rest(bucket));
+    std::vector<at::Tensor> rest;
+    rest.reserve(bucket.rest.size());
+    for (const Region& region : bucket.rest) {
+      rest.push_back(region.of(bucket.buffer));
+    }
+    works.push_back(issue(std::move(rest)));
   }
   return works;
 }
 
-DdpParts::WorkPtr DdpParts::issue_rest(const Bucket& bucket) {
-  std::vector<at::Tensor> tensors;
-  tensors.reserve(bucket.rest.size());
-  for (const Region& region : bucket.rest) {
-    tensors.push_back(region.of(bucket.buffer));
-  }
-  if (tensors.size() == 1) {
+DdpParts::WorkPtr DdpParts::issue(std::vector<at::Tensor> tensors) {
+  if (tensors.size() == 1) {  // which may be met for
     c10d::AllreduceOptions options;
     options.reduceOp = c10d::ReduceOp::AVG;
     options.asyncOp = true;

@@ -101,7 +101,8 @@ class DdpParts final : public GradientProducts, public std::enable_shared_from_t
   bool is_current() const;
   Bucket& see(c10d::GradBucket& bucket);
   std::vector<WorkPtr> issue_in_parts(Bucket& bucket);
-  WorkPtr issue_rest(const Bucket& bucket);
+  // Averages them, whole, in the group itself.
+  WorkPtr issue(std::vector<at::Tensor> tensors);
   void end_step(Future& last);
   void watch();
   void forget();

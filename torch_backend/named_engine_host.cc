@@ -86,7 +86,7 @@ Control open_control(const c10::intrusive_ptr<c10d::Store>& store, const GroupId
           rendezvous(adapter, identity, ShmControlChannel::options(options), context.deadline)) {
     publish_own_post(*shared);
     const bool has_spare_cores = shared->peers.has_spare_cores;
-    const bool may_meet = !has_spare_cores && !shared->peers.is_crowded;
+    const bool may_meet = shared->peers.may_meet();
     return {std::make_unique<ShmControlChannel>(std::move(shared)), has_spare_cores, may_meet};
   }
   auto peers = meet_coordinator(adapter, identity.rank, identity.n_ranks, named.interfaces, context,

@@ -29,6 +29,10 @@ struct Peers {
   // How long a caller's thread that waits may linger; see Note [Lingering] in wait_policy.h.
   std::chrono::microseconds linger_time{0};
 
+  // Whether ranks that come to an operation together had better carry it out where they are: there
+  // is a core for each, and no second one for a background thread. Every rank says the same.
+  bool may_meet() const { return !is_crowded && !has_spare_cores; }
+
   int n_ranks() const { return static_cast<int>(peers.size()); }
   // What messages call a rank.
   int number(int peer) const {

@@ -113,8 +113,8 @@ void ShmTransport::arrive(const Request& request) {
 
 bool ShmTransport::meet(const Request& request, std::chrono::milliseconds patience) {
   const auto longest = longest_stream(request, n_ranks_);
-  if (peers_->is_crowded || peers_->has_spare_cores || !longest ||
-      *longest <= segment_->layout().inline_bytes() || *longest > kMostBytesToMeetFor) {
+  if (!peers_->may_meet() || !longest || *longest <= segment_->layout().inline_bytes() ||
+      *longest > kMostBytesToMeetFor) {
     return false;
   }
   ++n_meetings_;  // before what differs from rank to rank

@@ -11,12 +11,13 @@ import contextlib
 import copy
 import os
 from collections.abc import Callable, Iterator
-from typing import Any, ClassVar
+from typing import Any
 
 import horon
 import pytest
 import torch
 import torch.distributed as dist
+from after_another import AfterAnother
 from harness import on_gloo, run_ranks
 from horon import _arena
 from torch import nn
@@ -290,23 +291,6 @@ def _passes_within_one(rank: int, world_size: int) -> None:
             _check(models[1], models[0], group, f"step {step}")
 
 
-class _AfterAnother(torch.autograd.Function):
-    """Makes the gradient of a parameter after another tensor of its size, which it keeps."""
-
-    kept: ClassVar[list[torch.Tensor]] = []
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
-        ctx.save_for_backward(x)
-        return x @ parameter
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        (x,) = ctx.saved_tensors
-        _AfterAnother.kept.append(torch.full((WIDTH, WIDTH), 7.0))
-        return None, x.t() @ gradients[0]
-
-
 class _TwoProducts(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -317,7 +301,7 @@ class _TwoProducts(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = x.repeat(1, WIDTH // 8)
-        product: Any = _AfterAnother.apply if self.after_another else torch.matmul
+        product: Any = AfterAnother.apply if self.after_another else torch.matmul
         result: torch.Tensor = product(x, self.a) + 2 * (x @ self.b)[:, 1:]
         return result
 
@@ -327,12 +311,12 @@ def _moved_meanwhile(rank: int, world_size: int) -> None:
     with _meeting_group(world_size) as group:
         models = [_wrap(_TwoProducts(), group, arena) for arena in (False, True)]
         for step in range(2 * STEPS):
-            _AfterAnother.kept.clear()
+            AfterAnother.kept.clear()
             for model in models:
                 model.module.after_another = step >= 7  # where every second one is made in parts
                 _step(model, _input(step, rank))
             _check(models[1], models[0], group, f"step {step}")
-            assert all((kept == 7).all() for kept in _AfterAnother.kept), f"step {step}"
+            assert all((kept == 7).all() for kept in AfterAnother.kept), f"step {step}"
         assert _n_made(models[1]) > 0
 
 

@@ -7,11 +7,12 @@ import copy
 import functools
 import pickle
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any
 
 import horon
 import pytest
 import torch
+from after_another import AfterAnother
 from harness import on_gloo, run_ranks
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
@@ -183,23 +184,6 @@ def _something_else_lies_there(rank: int, world_size: int, from_step: int) -> No
         assert all(torch.equal(kept[1][i], before[i]) for i in before)
 
 
-class _AfterAnother(torch.autograd.Function):
-    """Makes the gradient of a parameter after another tensor of its size, which it keeps."""
-
-    kept: ClassVar[list[torch.Tensor]] = []
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
-        ctx.save_for_backward(x)
-        return x @ parameter
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        (x,) = ctx.saved_tensors
-        _AfterAnother.kept.append(torch.full((WIDE, WIDE), 7.0))
-        return None, x.t() @ gradients[0]
-
-
 class _TwoProducts(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -209,7 +193,7 @@ class _TwoProducts(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = x.repeat(1, WIDE // WIDTH)
-        product: Any = _AfterAnother.apply if self.after_another else torch.matmul
+        product: Any = AfterAnother.apply if self.after_another else torch.matmul
         result: torch.Tensor = product(x, self.a) + 2 * product(x, self.b)
         return result
 
@@ -217,12 +201,12 @@ class _TwoProducts(nn.Module):
 def _something_else_in_two_buckets(rank: int, world_size: int) -> None:
     models = _models(_TwoProducts())
     for step in range(STEPS):
-        _AfterAnother.kept.clear()
+        AfterAnother.kept.clear()
         for model in models:
             model.module.after_another = step == 3  # when gradients are made in both places
         _train(rank, models, step)
-        assert len(_AfterAnother.kept) == (4 if step == 3 else 0)
-        assert all((kept == 7).all() for kept in _AfterAnother.kept), f"step {step}"
+        assert len(AfterAnother.kept) == (4 if step == 3 else 0)
+        assert all((kept == 7).all() for kept in AfterAnother.kept), f"step {step}"
 
 
 def _shared_and_turned(rank: int, world_size: int, batch: int) -> None:
