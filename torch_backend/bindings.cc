@@ -228,6 +228,20 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   py::class_<DdpParts, std::shared_ptr<DdpParts>>(module, "DdpParts")
       .def("set_lending", &DdpParts::set_lending, py::arg("is_lending"), py::arg("may_average"))
       .def_property_readonly("n_made", &DdpParts::n_made);
-  module.def("register_ddp_arena_hook", &register_ddp_arena_hook, py::arg("reducer"),
-             py::arg("group"), py::arg("gradient_as_bucket_view"));
+  py::enum_<DdpGradients>(module, "DdpGradients")
+      .value("VIEWS", DdpGradients::kViews)
+      .value("OWN", DdpGradients::kOwn)
+      .value("COPIED", DdpGradients::kCopied);
+  py::class_<OwnGradients, std::shared_ptr<OwnGradients>>(module, "OwnGradients")
+      .def("begin_forward", &OwnGradients::begin_forward)
+      .def("end_forward", &OwnGradients::end_forward);
+  module.def(
+      "register_ddp_arena_hook",
+      [](c10d::Reducer& reducer, const c10::intrusive_ptr<c10d::ProcessGroup>& group,
+         DdpGradients gradients, std::vector<at::Tensor> parameters) {
+        const DdpArena arena =
+            register_ddp_arena_hook(reducer, group, gradients, std::move(parameters));
+        return std::pair(arena.parts, arena.own);
+      },
+      py::arg("reducer"), py::arg("group"), py::arg("gradients"), py::arg("parameters"));
 }

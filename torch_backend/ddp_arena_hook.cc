@@ -14,8 +14,8 @@ namespace {
 // Thread safety: run by autograd's thread of the model, one bucket after another.
 class DdpArenaHook final : public c10d::CommHookInterface {
  public:
-  DdpArenaHook(std::shared_ptr<GradientPlaces> places, std::shared_ptr<DdpParts> parts)
-      : places_(std::move(places)), parts_(std::move(parts)) {}
+  DdpArenaHook(std::shared_ptr<GradientPlaces> places, DdpArena arena)
+      : places_(std::move(places)), parts_(std::move(arena.parts)), own_(std::move(arena.own)) {}
 
   c10::intrusive_ptr<c10::ivalue::Future> runHook(c10d::GradBucket& bucket) override {
     const at::Tensor& buffer = bucket.getBufferRef();
@@ -27,6 +27,9 @@ class DdpArenaHook final : public c10d::CommHookInterface {
     }
     if (places_ && bucket.isLast()) {
       places_->set_lending(false);
+      if (own_) {
+        own_->end_after_backward();
+      }
     }
     return parts_->average(bucket);
   }
@@ -48,7 +51,7 @@ class DdpArenaHook final : public c10d::CommHookInterface {
   void move(const at::Tensor& buffer) {
     try {
       c10::DataPtr old = move_storage_to_arena(buffer);
-      if (places_) {
+      if (places_ && !own_) {
         kept_.push_back(std::move(old));
       }
     } catch (const c10::OutOfMemoryError& error) {
@@ -60,21 +63,29 @@ class DdpArenaHook final : public c10d::CommHookInterface {
   }
 
   bool is_out_of_room_ = false;
-  const std::shared_ptr<GradientPlaces> places_;  // null unless gradients are shown as views
+  const std::shared_ptr<GradientPlaces> places_;  // null: gradients are copied
   const std::shared_ptr<DdpParts> parts_;
+  const std::shared_ptr<OwnGradients> own_;  // null: gradients are not kOwn
   std::vector<c10::DataPtr> kept_;
   std::vector<const void*> known_;  // the buckets' addresses when places were set, by index
 };
 
 }  // namespace
 
-std::shared_ptr<DdpParts> register_ddp_arena_hook(
-    c10d::Reducer& reducer, const c10::intrusive_ptr<c10d::ProcessGroup>& group,
-    bool gradient_as_bucket_view) {
-  auto places = gradient_as_bucket_view ? std::make_shared<GradientPlaces>() : nullptr;
-  auto parts = std::make_shared<DdpParts>(group, places);
-  reducer.register_comm_hook(std::make_unique<DdpArenaHook>(std::move(places), parts));
-  return gradient_as_bucket_view ? parts : nullptr;
+DdpArena register_ddp_arena_hook(c10d::Reducer& reducer,
+                                 const c10::intrusive_ptr<c10d::ProcessGroup>& group,
+                                 DdpGradients gradients, std::vector<at::Tensor> parameters) {
+  auto places =
+      gradients != DdpGradients::kCopied ? std::make_shared<GradientPlaces>(gradients) : nullptr;
+  DdpArena arena{.parts = std::make_shared<DdpParts>(group, places)};
+  if (gradients == DdpGradients::kOwn) {
+    arena.own = std::make_shared<OwnGradients>(std::move(parameters), places);
+  }
+  reducer.register_comm_hook(std::make_unique<DdpArenaHook>(std::move(places), arena));
+  if (arena.own) {
+    arena.own->watch();
+  }
+  return arena;
 }
 
 }  // namespace horon::torch_backend

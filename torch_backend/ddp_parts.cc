@@ -7,6 +7,7 @@
 #include "core/error.h"
 #include "core/log.h"
 #include "core/options.h"
+#include "lies_in_place.h"
 #include "named/named_engine.h"
 
 namespace horon::torch_backend {
@@ -172,7 +173,8 @@ std::vector<DdpParts::WorkPtr> DdpParts::issue_in_parts(Bucket& bucket) {
     const WorkPtr work = std::exchange(slice.work, nullptr);
     const at::Tensor issued = std::exchange(slice.issued, at::Tensor());
     const at::Tensor& gradient = slice.parameter.grad();
-    if (!gradient.defined() || gradient.const_data_ptr() != part.const_data_ptr()) {
+    const void* const address = address_of(gradient);
+    if (address != part.const_data_ptr() && address != slice.address) {
       own_->give_up("a gradient that was averaged while it was made is lost");
       TORCH_CHECK(false, "horon: a gradient of sizes ", slice.parameter.sizes(), " was averaged ",
                   "while the backward pass made it, but has become something else before it came ",
@@ -296,8 +298,9 @@ std::vector<PartsTrial::Told> DdpParts::exchange(const PartsTrial::Told& told) {
 void DdpParts::watch() {
   forget();
   // Held by DDP's reducer twice, by the place, and here; with DDP's hook behind it, and the place's
-  // before.
-  constexpr AccumulatorUse kUse{.n_holders = 4, .n_pre_hooks = 1, .n_post_hooks = 1};
+  // before, and that of own gradients.
+  const std::size_t n_pre_hooks = places_->gradients() == DdpGradients::kOwn ? 2 : 1;
+  const AccumulatorUse use{.n_holders = 4, .n_pre_hooks = n_pre_hooks, .n_post_hooks = 1};
   for (std::size_t i = 0; i < buckets_.size(); ++i) {
     for (std::size_t j = 0; j < buckets_[i].slices.size(); ++j) {
       const at::Tensor& parameter = buckets_[i].slices[j].parameter;
@@ -306,7 +309,7 @@ void DdpParts::watch() {
       // Of a subclass, other products might look like the gradient's.
       if (parameter.is_cpu() && parameter.has_storage() &&
           !parameter.unsafeGetTensorImpl()->is_python_dispatch()) {
-        watch_products(accumulators_.back().get(), weak_from_this(), watched_.size() - 1, kUse);
+        watch_products(accumulators_.back().get(), weak_from_this(), watched_.size() - 1, use);
       }
     }
   }

@@ -1,6 +1,9 @@
 #include "gradient_place_table.h"
 
+#include <ATen/TensorSubclassLikeUtils.h>
 #include <c10/core/CPUAllocator.h>
+#include <c10/core/GradMode.h>
+#include <c10/core/RefcountedDeleter.h>
 #include <torch/csrc/autograd/graph_task.h>
 
 #include <algorithm>
@@ -37,10 +40,70 @@ bool is_within(const void* address, const c10::StorageImpl& memory) {
   return at >= begin && at < begin + memory.nbytes();
 }
 
+const at::Tensor& stored_gradient(const GradientPlace& place) {
+  return static_cast<const torch::autograd::AccumulateGrad&>(*place.accumulator).variable.grad();
+}
+
 bool wants_one(const GradientPlace& place) {
-  const auto& accumulator = static_cast<const torch::autograd::AccumulateGrad&>(*place.accumulator);
   return place.is_used && !place.is_misfit && !place.habit.is_hopeless() &&
-         !accumulator.variable.grad().defined();
+         !stored_gradient(place).defined();
+}
+
+bool has_own_gradients(const GradientPlace& place) {
+  return !place.pack && place.model->gradients() == DdpGradients::kOwn;
+}
+
+// What the own gradient in the place lies in; null: there is none.
+c10::intrusive_ptr<c10::StorageImpl> own_gradient(const GradientPlace& place) {
+  auto own = place.own.lock();
+  return own && is_within(own->data(), *place.part.storage().unsafeGetStorageImpl()) ? own
+                                                                                     : nullptr;
+}
+
+// Whether it has memory in common with the bucket, but is not what belongs into the place.
+bool is_misplaced(const at::Tensor& gradient, const GradientPlace& place) {
+  return gradient.defined() && gradient.has_storage() && gradient.is_alias_of(place.part) &&
+         !lies_in_place(gradient, place.part);
+}
+
+bool is_kept(const GradientPlace& place) {
+  const at::Tensor& stored = stored_gradient(place);
+  const auto own = own_gradient(place);
+  const bool is_stored = stored.defined() && stored.has_storage() &&
+                         stored.storage().unsafeGetStorageImpl() == own.get();
+  return (own && !is_stored) || is_misplaced(stored, place);
+}
+
+// That of the place, which it keeps, and by which DDP knows that it is the bucket's.
+c10::DataPtr shared_memory(const GradientPlace& place) {
+  const c10::Storage& bucket = place.part.storage();
+  c10::maybeApplyRefcountedDeleter(bucket);
+  auto* const shared = static_cast<c10::RefcountedDeleterContext*>(bucket.data_ptr().get_context());
+  ++shared->refcount;
+  return {place.address(), shared, &c10::refcounted_deleter, place.device};
+}
+
+at::Tensor make_own_gradient(GradientPlace& place) {
+  c10::Storage storage = c10::make_intrusive<c10::StorageImpl>(
+      c10::StorageImpl::use_byte_size_t(), place.bytes, shared_memory(place),
+      place.part.storage().allocator(), true);
+  place.own = storage.getWeakStorageImpl();
+  auto gradient = at::detail::make_tensor<c10::TensorImpl>(
+      std::move(storage), c10::DispatchKeySet(c10::DispatchKey::CPU), place.part.dtype());
+  gradient.unsafeGetTensorImpl()->set_sizes_and_strides(place.part.sizes(), place.part.strides());
+  return gradient;
+}
+
+// Whether autograd adds it to the stored gradient where that is, or stores it as it is.
+bool is_plain(const at::Tensor& gradient) {
+  return !c10::GradMode::is_enabled() && gradient.defined() && !at::isTensorSubclassLike(gradient);
+}
+
+// Whether a copy of it in the place means the same.
+bool can_be_copied(const at::Tensor& gradient, const at::Tensor& part) {
+  return is_plain(gradient) && gradient.layout() == c10::kStrided &&
+         gradient.device() == part.device() && gradient.scalar_type() == part.scalar_type() &&
+         gradient.sizes() == part.sizes() && !gradient.requires_grad() && part.numel() > 0;
 }
 
 // Into the arena, or anywhere else. Returns what held its memory.
@@ -101,8 +164,12 @@ void GradientPlaceTable::set(Parameter parameter, SharedPlace place) {
       place->loan = known->loan;
     }
   }
+  if (known && known->model == place->model && known->bytes == place->bytes) {
+    place->is_misfit = place->is_misfit || known->is_misfit;
+    place->own = known->own;
+  }
   place->set_in = torch::autograd::get_current_graph_task_id();
-  place->is_misfit = misfits_.contains({place->model, place->bytes});
+  place->is_misfit = place->is_misfit || misfits_.contains({place->model, place->bytes});
   add_size(*place);
   std::swap(known, place);  // the old one dies after the lock
 }
@@ -112,6 +179,7 @@ void GradientPlaceTable::forget(const GradientPlaces* model) {
   const auto dying = take_out([model](const GradientPlace& place) { return place.model == model; });
   const std::lock_guard lock(mutex_);
   std::erase_if(misfits_, [model](const auto& misfit) { return misfit.first == model; });
+  begun_.erase(model);
   if (const auto found = left_behind_.find(model); found != left_behind_.end()) {
     memory = std::move(found->second);
     left_behind_.erase(found);
@@ -159,6 +227,12 @@ GradientPlaceTable::Answer GradientPlaceTable::lend(GradientPlace& place, int no
     answer.ask = std::move(owner);
     return answer;
   }
+  if (has_own_gradients(place)) {
+    leave_to_keepers(place.model);
+    if (own_gradient(place)) {
+      return answer;
+    }
+  }
   void* const address = place.address();
   if (place.loan->address() != nullptr || (place.device.is_cpu() && !is_in_arena(address))) {
     return answer;
@@ -195,23 +269,36 @@ void GradientPlaceTable::learn(GradientPlace& place, const at::Tensor& gradient)
   }
 }
 
-at::Tensor GradientPlaceTable::settle(Parameter parameter, const at::Tensor& gradient) {
+GradientPlaceTable::Settled GradientPlaceTable::settle(Parameter parameter,
+                                                       const at::Tensor& gradient) {
   const std::lock_guard lock(mutex_);
   const auto found = places_.find(parameter);
   if (found == places_.end() || found->second->pack) {
-    return gradient;
+    return {gradient};
   }
   GradientPlace& place = *found->second;
   learn(place, gradient);
-  if (place.loan->address() != place.address()) {
-    return gradient;
+  const bool is_own = has_own_gradients(place);
+  if (is_own) {
+    leave_to_keepers(place.model);
+    if (is_kept(place) || is_misplaced(gradient, place) ||
+        (own_gradient(place) && !is_plain(gradient))) {
+      place.is_misfit = true;
+      move_away(place);
+    }
   }
-  if (lies_in_place(gradient, place.part) && is_only_owner(gradient)) {
-    return place.part.detach();
+  if (place.loan->address() == place.address()) {
+    if (lies_in_place(gradient, place.part) && is_only_owner(gradient)) {
+      return {is_own ? make_own_gradient(place) : place.part.detach()};
+    }
+    note_misfit(place);
+    move_away(place);
   }
-  note_misfit(place);
-  move_away(place);
-  return gradient;
+  if (is_own && place.model->is_lending() && !stored_gradient(place).defined() &&
+      can_be_copied(gradient, place.part)) {
+    return {make_own_gradient(place), true};
+  }
+  return {gradient};
 }
 
 c10::Storage GradientPlaceTable::leave(GradientLoan& loan) {
@@ -253,7 +340,7 @@ void GradientPlaceTable::note_misfit(const GradientPlace& place) {
 
 // The places stay known: others of them may be lent now, and what lies there has to be found
 // before DDP writes.
-void GradientPlaceTable::move_away(const GradientPlace& place) {
+c10::Storage GradientPlaceTable::leave_memory(const GradientPlace& place) {
   c10::StorageImpl* const storage = place.part.storage().unsafeGetStorageImpl();
   std::vector<GradientLoan*> within;
   for (const auto& [parameter, other] : places_) {
@@ -261,15 +348,77 @@ void GradientPlaceTable::move_away(const GradientPlace& place) {
       within.push_back(other->loan.get());
     }
   }
-  const c10::Storage old = storage_of(move_storage(storage), storage->nbytes());
+  c10::Storage old = storage_of(move_storage(storage), storage->nbytes());
   for (GradientLoan* const loan : within) {
     loan->keep(old);
   }
+  return old;
+}
+
+void GradientPlaceTable::move_away(const GradientPlace& place) {
+  // DDP has taken those of this pass for views.
+  std::vector<GradientPlace*> own;
+  for (const auto& [parameter, other] : places_) {
+    if (other->part.defined() && other->part.storage().is_alias_of(place.part.storage()) &&
+        own_gradient(*other) && !is_kept(*other)) {
+      own.push_back(other.get());
+    }
+  }
   // NumPy arrays of gradients, which know nothing but the address, stay readable.
-  left_behind_[place.model].push_back(old);
+  left_behind_[place.model].push_back(leave_memory(place));
+  for (GradientPlace* const other : own) {
+    other->own.lock()->set_data_ptr_noswap(shared_memory(*other));
+  }
+}
+
+void GradientPlaceTable::begin_pass(const GradientPlaces* model) {
+  const std::lock_guard lock(mutex_);
+  leave_to_keepers(model);
+}
+
+void GradientPlaceTable::leave_to_keepers(const GradientPlaces* model) {
+  const int graph_task = torch::autograd::get_current_graph_task_id();
+  if (std::exchange(begun_[model], graph_task) == graph_task) {
+    return;
+  }
+  for (const auto& [parameter, place] : places_) {
+    if (place->model == model && is_kept(*place)) {
+      place->is_misfit = true;
+      leave_memory(*place);  // other own gradients, which nothing was added to yet, stay there, too
+    }
+  }
+}
+
+std::shared_ptr<GradientPlace> GradientPlaceTable::own_place(const GradientPlaces* model,
+                                                             Parameter parameter) const {
+  const auto found = places_.find(parameter);
+  return found != places_.end() && found->second->model == model ? found->second : nullptr;
+}
+
+bool GradientPlaceTable::is_in_place(const GradientPlaces* model, Parameter parameter,
+                                     const at::Tensor& gradient) {
+  const std::lock_guard lock(mutex_);
+  const SharedPlace place = own_place(model, parameter);
+  return place && gradient.has_storage() && gradient.is_alias_of(place->part) &&
+         lies_in_place(gradient, place->part);
+}
+
+at::Tensor GradientPlaceTable::own_instead_of_view(const GradientPlaces* model, Parameter parameter,
+                                                   const at::Tensor& gradient) {
+  const std::lock_guard lock(mutex_);
+  const SharedPlace place = own_place(model, parameter);
+  const bool is_view =
+      place && gradient.has_storage() &&
+      gradient.storage().unsafeGetStorageImpl() == place->part.storage().unsafeGetStorageImpl();
+  return is_view && lies_in_place(gradient, place->part) && !own_gradient(*place)
+             ? make_own_gradient(*place)
+             : at::Tensor();
 }
 
 void GradientPlaceTable::add_size(const GradientPlace& place) {
+  if (place.is_misfit) {
+    return;
+  }
   Sizes& sizes = place.device.is_cpu() ? on_cpu_ : on_gpu_;
   sizes.words[word_of(place.bytes)].fetch_or(bit_of(place.bytes), std::memory_order_relaxed);
 }

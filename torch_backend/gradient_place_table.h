@@ -53,9 +53,13 @@ struct GradientPlace {
   int set_in = -1;      // the backward pass, of which only a part comes by
   int graph_task = -1;  // the last one that came by, and how many of its nodes did
   int n_nodes = 0;
-  int passed_by = -1;      // the last one with a node that is not the one that is waited for
-  bool is_used = true;     // false: it was forgotten, or has got a successor
-  bool is_misfit = false;  // something else than a gradient of that size and model was in its place
+  int passed_by = -1;   // the last one with a node that is not the one that is waited for
+  bool is_used = true;  // false: it was forgotten, or has got a successor
+  // Nothing is made there: it is too small, something else than a gradient of that size and model
+  // has been there, or an own gradient that was kept.
+  bool is_misfit = false;
+  // What an own gradient that was made there lies in; see Note [Own gradients] in own_gradients.h.
+  c10::weak_intrusive_ptr<c10::StorageImpl> own{c10::intrusive_ptr<c10::StorageImpl>()};
 
   void* address() const { return pack ? pack->address(index_in_pack) : part.mutable_data_ptr(); }
 };
@@ -98,9 +102,18 @@ class GradientPlaceTable {
   // What has become the parameter's gradient in this backward pass.
   void learn(Parameter parameter, const at::Tensor& gradient);
 
-  // A gradient that is about to be stored, and belongs into DDP's bucket: returns it, or what it
-  // becomes.
-  at::Tensor settle(Parameter parameter, const at::Tensor& gradient);
+  // A gradient that is about to be stored, and belongs into DDP's bucket: it, or what it becomes.
+  struct Settled {
+    at::Tensor gradient;
+    bool is_to_be_copied = false;  // into this
+  };
+  Settled settle(Parameter parameter, const at::Tensor& gradient);
+
+  // See GradientPlaces.
+  void begin_pass(const GradientPlaces* model);
+  bool is_in_place(const GradientPlaces* model, Parameter parameter, const at::Tensor& gradient);
+  at::Tensor own_instead_of_view(const GradientPlaces* model, Parameter parameter,
+                                 const at::Tensor& gradient);
 
   // See leave_place() in gradient_places.h.
   c10::Storage leave(GradientLoan& loan);
@@ -130,7 +143,14 @@ class GradientPlaceTable {
   // These require the lock.
   static void learn(GradientPlace& place, const at::Tensor& gradient);
   void note_misfit(const GradientPlace& place);
+  // Gives the place's bucket other memory. Returns the old one, which what is lent there keeps.
+  c10::Storage leave_memory(const GradientPlace& place);
+  // The same in a backward pass.
   void move_away(const GradientPlace& place);
+  // Moves buckets in which somebody keeps own gradients of earlier passes; once in each pass.
+  void leave_to_keepers(const GradientPlaces* model);
+
+  SharedPlace own_place(const GradientPlaces* model, Parameter parameter) const;
   void add_size(const GradientPlace& place);
 
   Sizes on_cpu_;
@@ -140,6 +160,7 @@ class GradientPlaceTable {
   std::unordered_map<Parameter, SharedPlace> places_;
   std::set<std::pair<const GradientPlaces*, std::size_t>> misfits_;
   std::map<const GradientPlaces*, std::vector<c10::Storage>> left_behind_;
+  std::map<const GradientPlaces*, int> begun_;  // of own gradients, the last backward pass
 };
 
 }  // namespace horon::torch_backend

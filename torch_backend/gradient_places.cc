@@ -55,7 +55,11 @@ class PlaceHook final : public torch::autograd::FunctionPreHook {
     if (gradients.size() != 1) {
       return gradients;
     }
-    return {table().settle(parameter_, gradients[0])};
+    GradientPlaceTable::Settled settled = table().settle(parameter_, gradients[0]);
+    if (settled.is_to_be_copied) {
+      settled.gradient.copy_(gradients[0]);
+    }
+    return {std::move(settled.gradient)};
   }
 
   // In compiled autograd no node runs that a place could be lent to.
@@ -243,6 +247,8 @@ void wrap_allocator(c10::Device device) {
 
 GradientPlaces::GradientPlaces(std::weak_ptr<Owner> owner) : owner_(std::move(owner)) {}
 
+GradientPlaces::GradientPlaces(DdpGradients gradients) : gradients_(gradients) {}
+
 GradientPlaces::~GradientPlaces() { table().forget(this); }
 
 void GradientPlaces::set(const std::vector<at::Tensor>& parameters,
@@ -250,7 +256,10 @@ void GradientPlaces::set(const std::vector<at::Tensor>& parameters,
   wrap_allocator(c10::kCPU);
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     const at::Tensor& parameter = parameters[i];
-    if (parts[i].nbytes() >= kLeastBytes && parameter.is_contiguous() && parameter.is_leaf()) {
+    const bool is_lent =
+        parts[i].nbytes() >= kLeastBytes && parameter.is_contiguous() && parameter.is_leaf();
+    // Own gradients are in the bucket, wherever they were made.
+    if (is_lent || (gradients_ == DdpGradients::kOwn && parameter.is_leaf())) {
       table().set(parameter.unsafeGetTensorImpl(),
                   std::make_shared<GradientPlace>(
                       GradientPlace{.model = this,
@@ -258,7 +267,8 @@ void GradientPlaces::set(const std::vector<at::Tensor>& parameters,
                                     .accumulator = accumulator_with_hook(parameter),
                                     .part = parts[i],
                                     .bytes = parts[i].nbytes(),
-                                    .loan = std::make_shared<GradientLoan>()}));
+                                    .loan = std::make_shared<GradientLoan>(),
+                                    .is_misfit = !is_lent}));
     }
   }
 }
@@ -281,6 +291,17 @@ void GradientPlaces::set(std::size_t index, const at::Tensor& parameter,
                                 .bytes = part.nbytes(),
                                 .device = part.device(),
                                 .loan = std::move(loan)}));
+}
+
+void GradientPlaces::begin_pass() const { table().begin_pass(this); }
+
+bool GradientPlaces::is_in_place(const at::Tensor& parameter, const at::Tensor& gradient) const {
+  return table().is_in_place(this, parameter.unsafeGetTensorImpl(), gradient);
+}
+
+at::Tensor GradientPlaces::own_instead_of_view(const at::Tensor& parameter,
+                                               const at::Tensor& gradient) const {
+  return table().own_instead_of_view(this, parameter.unsafeGetTensorImpl(), gradient);
 }
 
 bool may_have_place(std::size_t bytes, c10::DeviceType type) {

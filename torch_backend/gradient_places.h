@@ -2,9 +2,9 @@
 // DistributedDataParallel, and those of DistributedOptimizer.
 //
 // Note [Gradients in their places]
-// With gradient_as_bucket_view=True a parameter's .grad is a part of a bucket, into which DDP
-// copies what the backward pass has made elsewhere. DistributedOptimizer's packs do the same
-// (decision 0027). The copy is saved by making the gradient in its place to begin with:
+// DDP copies what the backward pass has made elsewhere into a bucket, and without
+// gradient_as_bucket_view back. DistributedOptimizer's packs do the same (decision 0027). The
+// copies are saved by making the gradient in its place to begin with:
 // 1. The wrapped allocator (Note [Gradients in the arena]; on GPUs, Note [Gradients on GPUs] in
 //    cuda/gradient_cuda_allocator.h), asked for memory of a gradient's size in a backward pass,
 //    looks for which parameters the node that runs makes gradients. It learns which of the node's
@@ -12,7 +12,9 @@
 //    parameter that has none yet to just that one. Where a parameter is used several times, the
 //    nodes that make parts of its gradient, and its sum, are told apart by their order.
 // 2. With DDP, a hook sees the gradient before autograd stores it. If it lies in its place and is
-//    nobody else's, the hook makes it a view of the bucket, and nothing is left to copy. In a pack
+//    nobody else's, the hook makes it a view of the bucket, or, without gradient_as_bucket_view,
+//    a tensor that DDP takes for one (Note [Own gradients] in own_gradients.h), and nothing is left
+//    to copy. In a pack
 //    it stays an ordinary tensor until the pack comes to write (GradientPack::settle): a hook of
 //    the user's may keep it, and a gradient that others have, too, is copied when it is stored,
 //    which copy is then made in the place.
@@ -43,6 +45,13 @@
 
 namespace horon::torch_backend {
 
+// What DDP's gradients are.
+enum class DdpGradients {
+  kViews,   // of its buckets: gradient_as_bucket_view=True
+  kOwn,     // the caller's own tensors, in its buckets: Note [Own gradients] in own_gradients.h
+  kCopied,  // the caller's own tensors, elsewhere; these have no places
+};
+
 // The places of one model. Thread safety: one thread at a time, for one object.
 class GradientPlaces {
  public:
@@ -57,7 +66,8 @@ class GradientPlaces {
     virtual bool may_lend(std::size_t index) const = 0;
   };
 
-  explicit GradientPlaces(std::weak_ptr<Owner> owner = {});
+  explicit GradientPlaces(std::weak_ptr<Owner> owner);
+  explicit GradientPlaces(DdpGradients gradients);
   ~GradientPlaces();
   GradientPlaces(const GradientPlaces&) = delete;
   GradientPlaces& operator=(const GradientPlaces&) = delete;
@@ -76,10 +86,21 @@ class GradientPlaces {
   bool is_lending() const { return is_lending_.load(std::memory_order_relaxed); }
 
   std::shared_ptr<Owner> owner() const { return owner_.lock(); }
+  DdpGradients gradients() const { return gradients_; }
+
+  // For own gradients; see Note [Own gradients] in own_gradients.h.
+  // To be called before anything of a backward pass is stored.
+  void begin_pass() const;
+  // Whether the parameter's gradient lies where it belongs, so that DDP will not copy it.
+  bool is_in_place(const at::Tensor& parameter, const at::Tensor& gradient) const;
+  // For a gradient that is a view of the bucket; undefined: it is not, or something else lies
+  // there.
+  at::Tensor own_instead_of_view(const at::Tensor& parameter, const at::Tensor& gradient) const;
 
  private:
   std::atomic<bool> is_lending_{false};
   const std::weak_ptr<Owner> owner_;
+  const DdpGradients gradients_ = DdpGradients::kViews;
 };
 
 // For the allocators; thread safety: all.

@@ -76,22 +76,30 @@ def arena_statistics() -> dict[str, int]:
     return _C.arena_statistics()
 
 
-class _LendsPlaces:
-    """A forward pre-hook of a DDP model: the backward pass that follows may make gradients right in its buckets,
-    unless DDP will not reduce them (no_sync()): then gradients of the last step that are still held stay as they are.
+class _Passes:
+    """A forward pre-hook and a forward hook of a DDP model: the backward pass that follows may make gradients right in
+    its buckets, unless DDP will not reduce them (no_sync()): then gradients of the last step that are still held stay
+    as they are. Gradients of the caller's own stay what they are when DDP lays its buckets out anew.
 
-    Copies of the model, which have no communication hook, get one that does nothing.
+    Copies of the model, which have no communication hook, get hooks that do nothing.
     """
 
-    def __init__(self, parts: _C.DdpParts | None = None) -> None:
+    def __init__(self, parts: _C.DdpParts | None = None, own: _C.OwnGradients | None = None) -> None:
         self.parts = parts
+        self.own = own
 
-    def __call__(self, model: DistributedDataParallel, _: object) -> None:
+    def begin_forward(self, model: DistributedDataParallel, _: object) -> None:
         if self.parts is not None and torch.is_grad_enabled():
             self.parts.set_lending(bool(model.require_backward_grad_sync), not model.static_graph)
+        if self.own is not None:
+            self.own.begin_forward()
 
-    def __reduce__(self) -> tuple[type[_LendsPlaces], tuple[()]]:
-        return _LendsPlaces, ()
+    def end_forward(self, *_: object) -> None:
+        if self.own is not None:
+            self.own.end_forward()
+
+    def __reduce__(self) -> tuple[type[_Passes], tuple[()]]:
+        return _Passes, ()
 
 
 def ddp_in_arena(model: DistributedDataParallel) -> DistributedDataParallel:
@@ -118,10 +126,53 @@ def ddp_in_arena(model: DistributedDataParallel) -> DistributedDataParallel:
     if not _is_horon(model.process_group):
         name = dist.get_backend(model.process_group)
         raise ValueError(f"horon: ddp_in_arena: the model's process group uses {name}; init it with 'horon'.")
-    parts = _C.register_ddp_arena_hook(model.reducer, model.process_group, model.gradient_as_bucket_view)
-    if parts is not None:
-        model.register_forward_pre_hook(_LendsPlaces(parts))
+    gradients = _kind_of_gradients(model)
+    parameters: list[torch.Tensor] = []
+    if gradients == _C.DdpGradients.OWN:
+        # Fails where the model has another hook.
+        _C.register_ddp_arena_hook(model.reducer, model.process_group, _C.DdpGradients.COPIED, [])
+        parameters = _make_reducer_with_views(model)
+    parts, own = _C.register_ddp_arena_hook(model.reducer, model.process_group, gradients, parameters)
+    if gradients != _C.DdpGradients.COPIED:
+        passes = _Passes(parts, own)
+        model.register_forward_pre_hook(passes.begin_forward)
+        model.register_forward_hook(passes.end_forward, always_call=True)
     return model
+
+
+def _kind_of_gradients(model: DistributedDataParallel) -> _C.DdpGradients:
+    if model.gradient_as_bucket_view:
+        return _C.DdpGradients.VIEWS
+    # What ends a backward pass elsewhere, or buckets that come and go.
+    special = (
+        model.mixed_precision,
+        model._use_python_reducer,
+        model._delay_all_reduce_params,
+        model.skip_all_reduce_unused_params,
+        getattr(model, "batched_grad_copy", False),
+        getattr(model, "lazy_bucket_allocation", False),
+        getattr(model, "_require_manual_backward_finalization", False),
+    )
+    return _C.DdpGradients.COPIED if any(special) else _C.DdpGradients.OWN
+
+
+def _make_reducer_with_views(model: DistributedDataParallel) -> list[torch.Tensor]:
+    """Gives the model another reducer, as unpickling does, but with gradient_as_bucket_view=True. Returns the
+    parameters whose gradients it reduces."""
+    before = [(parameter, parameter.grad) for parameter in model.parameters()]
+    parameters, expect_sparse_gradient = model._build_params_for_reducer()
+    names = model._build_debug_param_to_name_mapping(parameters)
+    model.gradient_as_bucket_view = True
+    try:
+        model._ddp_init_helper(parameters, expect_sparse_gradient, names, model.static_graph)
+    finally:
+        model.gradient_as_bucket_view = False
+    if model.static_graph:
+        model.reducer._set_static_graph()
+        model.logger._set_static_graph()
+    for parameter, gradient in before:
+        parameter.grad = gradient
+    return list(parameters)
 
 
 def _is_horon(group: Any) -> bool:

@@ -1,5 +1,5 @@
-"""DDP's large gradients that are averaged while they are made (`horon.ddp_in_arena`, `gradient_as_bucket_view=True`),
-and those that must not be.
+"""DDP's large gradients that are averaged while they are made (`horon.ddp_in_arena`), with `gradient_as_bucket_view=True`
+and without it, and those that must not be.
 
 Which way is taken is tried out (Note [DDP's gradients in parts] in torch_backend/ddp_parts.h): every second step, at
 first.
@@ -11,6 +11,7 @@ import contextlib
 import copy
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import horon
@@ -73,15 +74,32 @@ def _option(value: str) -> Iterator[None]:
             os.environ["HORON_REDUCE_WHILE_MADE"] = before
 
 
+@dataclass
+class _Kind:
+    """Whether gradients are views of DDP's buckets, in the case that runs."""
+
+    are_views: bool = True
+
+
+KIND = _Kind()
+
+
+def _of_kind(rank: int, world_size: int, are_views: bool, body: Callable[..., None], *args: object) -> None:
+    KIND.are_views = are_views
+    body(rank, world_size, *args)
+
+
 def _wrap(base: nn.Module, group: dist.ProcessGroup, in_arena: bool, **options: Any) -> DDP:
-    model = DDP(copy.deepcopy(base), process_group=group, gradient_as_bucket_view=True, **options)
+    options["gradient_as_bucket_view"] = KIND.are_views
+    model = DDP(copy.deepcopy(base), process_group=group, **options)
     return horon.ddp_in_arena(model) if in_arena else model
 
 
 def _n_made(model: DDP) -> int:
-    (lends,) = (hook for hook in model._forward_pre_hooks.values() if isinstance(hook, _arena._LendsPlaces))
-    assert lends.parts is not None
-    return lends.parts.n_made
+    hooks = [getattr(hook, "__self__", None) for hook in model._forward_pre_hooks.values()]
+    (passes,) = (hook for hook in hooks if isinstance(hook, _arena._Passes))
+    assert passes.parts is not None
+    return passes.parts.n_made
 
 
 def _input(step: int, rank: int, batch: int = 4) -> torch.Tensor:
@@ -255,7 +273,7 @@ def _others_in_between(rank: int, world_size: int) -> None:
         models = []
         for in_arena in (False, True):
             base = _MeetsBetween(group)
-            model = DDP(base, process_group=group, gradient_as_bucket_view=True)
+            model = DDP(base, process_group=group, gradient_as_bucket_view=KIND.are_views)
             models.append(horon.ddp_in_arena(model) if in_arena else model)
             if rank == 0:
                 base.middle[1].weight.register_hook(lambda gradient: gradient * 2)
@@ -332,12 +350,17 @@ BODIES = [
 ]
 
 
+views_and_own = pytest.mark.parametrize("are_views", [True, False], ids=["views", "own"])
+
+
+@views_and_own
 @pytest.mark.parametrize("body", BODIES, ids=lambda body: body.__name__.strip("_"))
-def test_ddp_in_parts(body: Callable[[int, int], None]) -> None:
-    run_ranks(body, 2)
+def test_ddp_in_parts(body: Callable[[int, int], None], are_views: bool) -> None:
+    run_ranks(_of_kind, 2, are_views, body)
 
 
+@views_and_own
 @pytest.mark.parametrize("bucket_cap_mb", [0.3, 25])
 @pytest.mark.parametrize("batch", [1, 4, 64])
-def test_same_bits(batch: int, bucket_cap_mb: float) -> None:
-    run_ranks(_same_bits, 2, batch, bucket_cap_mb)
+def test_same_bits(batch: int, bucket_cap_mb: float, are_views: bool) -> None:
+    run_ranks(_of_kind, 2, are_views, _same_bits, batch, bucket_cap_mb)

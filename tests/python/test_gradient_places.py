@@ -1,5 +1,5 @@
-"""Gradients that the backward pass makes right in DDP's buckets (`horon.ddp_in_arena`, `gradient_as_bucket_view=True`),
-and everything that else may lie where they belong."""
+"""Gradients that the backward pass makes right in DDP's buckets (`horon.ddp_in_arena`), with `gradient_as_bucket_view=True`
+and without it, and everything that else may lie where they belong."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import copy
 import functools
 import pickle
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import horon
@@ -62,11 +63,27 @@ class _Sums(nn.Module):
         return torch.tanh(x @ self.turned.view(WIDTH, WIDTH).t().t() / WIDTH)
 
 
+@dataclass
+class _Kind:
+    """Whether gradients are views of DDP's buckets, in the case that runs."""
+
+    are_views: bool = True
+
+
+KIND = _Kind()
+
+
+def _of_kind(rank: int, world_size: int, are_views: bool, body: Callable[..., None], *args: object) -> None:
+    KIND.are_views = are_views
+    body(rank, world_size, *args)
+
+
 def _models(base: nn.Module, **options: bool) -> tuple[DDP, DDP]:
     """The same model under plain DDP and in the arena."""
     torch.manual_seed(1)
-    plain = DDP(copy.deepcopy(base), gradient_as_bucket_view=True, bucket_cap_mb=0.3, **options)
-    model = DDP(copy.deepcopy(base), gradient_as_bucket_view=True, bucket_cap_mb=0.3, **options)
+    options["gradient_as_bucket_view"] = KIND.are_views
+    plain = DDP(copy.deepcopy(base), bucket_cap_mb=0.3, **options)
+    model = DDP(copy.deepcopy(base), bucket_cap_mb=0.3, **options)
     return plain, horon.ddp_in_arena(model)
 
 
@@ -113,7 +130,12 @@ def _made_in_place(rank: int, world_size: int) -> None:
         # The buckets are DDP's own in the first two steps.
         assert len(large) == 3
         assert all(made.in_place()[p] for p in large) or step < 2, f"step {step}: {made.in_place().values()}"
-        assert not any(made_plain.in_place().values())
+        assert not any(made_plain.in_place().values()) or not KIND.are_views
+        for p in models[1].parameters():
+            assert p.grad is not None
+            in_bucket = all(horon.is_in_arena(p.grad) for p in large) and step >= 2
+            assert in_bucket or p not in large or step < 2
+            assert KIND.are_views or p.grad.untyped_storage().nbytes() == p.grad.nbytes, f"step {step}"
         for p in models[1].parameters():
             p.grad = None
 
@@ -152,7 +174,7 @@ def _held_gradients(rank: int, world_size: int) -> None:
 
 
 def _copied_and_pickled(rank: int, world_size: int) -> None:
-    model = horon.ddp_in_arena(DDP(_Chain(_linear()), gradient_as_bucket_view=True))
+    model = horon.ddp_in_arena(DDP(_Chain(_linear()), gradient_as_bucket_view=KIND.are_views))
     copies = [copy.deepcopy(model), pickle.loads(pickle.dumps(model))]
     for step in range(STEPS):
         for each in (model, *copies):
@@ -295,7 +317,7 @@ def _outlives_the_model(rank: int, world_size: int) -> None:
     base = _Chain(_linear(), _linear())
     for layer, weight in zip(base.layers, weights, strict=True):
         layer.weight = weight
-    again = horon.ddp_in_arena(DDP(base, gradient_as_bucket_view=True))
+    again = horon.ddp_in_arena(DDP(base, gradient_as_bucket_view=KIND.are_views))
     made = _Made(again)
     for step in range(STEPS):
         again.zero_grad()
@@ -350,6 +372,114 @@ def _compiled(rank: int, world_size: int) -> None:
             _same(models[1], models[0], f"step {step}")
 
 
+def _keep(gradient: torch.Tensor, how: str) -> Callable[[], torch.Tensor]:
+    """Holds the gradient's memory, and nothing else of it; returns what shows it."""
+    if how == "view":
+        view = gradient.detach().view(-1)[1:]
+        return lambda: view
+    if how == "numpy":
+        array = gradient.numpy()
+        return lambda: torch.from_numpy(array)
+    if how == "storage":
+        storage = gradient.untyped_storage()
+        return lambda: torch.tensor([], dtype=torch.float32).set_(storage)  # type: ignore[call-overload,no-any-return]
+    return lambda: gradient
+
+
+def _kept_over_steps(rank: int, world_size: int, how: str) -> None:
+    models = _models(_Chain(_linear(), _linear(WIDTH, 300), _linear(300, WIDTH)))
+    kept: list[tuple[Callable[[], torch.Tensor], torch.Tensor]] = []
+    for step in range(2 * STEPS):
+        for model in models:
+            output = model(_input(step, rank, 16))
+            model.zero_grad()  # between the two passes
+            output.square().sum().backward()
+        _same(models[1], models[0], f"step {step}")
+        for show, before in kept:
+            assert torch.equal(show(), before), f"step {step}"
+        if step % 3 == 2:  # also steps in which nobody keeps anything new
+            layers = list(models[1].module.layers)
+            for layer in layers[-1:] if how == "of the last parameter" else layers:
+                assert layer.weight.grad is not None
+                show = _keep(layer.weight.grad, how)
+                kept.append((show, show().clone()))
+
+
+def _kept_while_not_used(rank: int, world_size: int) -> None:
+    """DDP zeroes the places of parameters that a pass does not use."""
+    models = _models(_Alternating(), find_unused_parameters=True)
+    kept: list[tuple[torch.Tensor, torch.Tensor]] = []
+    for step in range(3 * STEPS):
+        for model in models:
+            model.module.turn = 2 * step  # the same layer on all ranks
+            if step % 3 != 1:
+                model.zero_grad()
+            model(_input(step, rank, 16)).square().sum().backward()
+        for (name, a), b in zip(models[1].named_parameters(), models[0].parameters(), strict=True):
+            assert (a.grad is None) == (b.grad is None), name
+            if a.grad is not None:
+                torch.testing.assert_close(a.grad, b.grad, msg=lambda text, n=name, s=step: f"step {s}, {n}: {text}")
+                if step % 3 == 2 and step < 10:
+                    kept.append((a.grad, a.grad.clone()))
+        assert all(torch.equal(a, b) for a, b in kept), f"step {step}"
+
+
+def _given_to_another(rank: int, world_size: int) -> None:
+    """Gradients that lie in the bucket, but not where they belong."""
+    models = _models(_Chain(_linear(), _linear(), _linear()))
+    for step in range(4 * STEPS):
+        for model in models:
+            first, second, third = (layer.weight for layer in model.module.layers)
+            if step % 4 == 1:
+                first.grad, second.grad = second.grad, first.grad
+            elif step % 4 == 2:
+                first.grad, third.grad = third.grad, None
+                second.grad = second.grad.clone()
+            elif step % 4 == 3:
+                first.grad = first.grad.t()
+                third.grad = third.grad.detach()
+            else:
+                model.zero_grad()
+            model(_input(step, rank, 16)).square().sum().backward()
+        _same(models[1], models[0], f"step {step}")
+
+
+def _returned_by_hooks(rank: int, world_size: int) -> None:
+    """A hook that returns a gradient of another parameter, and one that keeps what it sees."""
+    models = _models(_Chain(_linear(), _linear(), _linear()))
+    kept: list[tuple[torch.Tensor, torch.Tensor]] = []
+    for step in range(2 * STEPS):
+        for model in models:
+            first, second, third = (layer.weight for layer in model.module.layers)
+            handles = []
+            if step % 4 == 3:
+                handles.append(first.register_hook(lambda gradient, third=third: third.grad))
+                handles.append(second.register_post_accumulate_grad_hook(lambda p: kept.append((p.grad.detach(), p))))
+            model.zero_grad()
+            model(_input(step, rank, 16)).square().sum().backward()
+            for handle in handles:
+                handle.remove()
+        if step % 4 == 3:
+            kept[-2:] = [(tensor, p.grad.clone()) for tensor, p in kept[-2:]]
+        else:
+            _same(models[1], models[0], f"step {step}")
+        assert all(torch.equal(a, b) for a, b in kept), f"step {step}"
+
+
+def _copies_are_small(rank: int, world_size: int) -> None:
+    models = _models(_Chain(_linear(), _linear()))
+    for step in range(STEPS):
+        _train(rank, models, step)
+    for parameter in models[1].parameters():
+        assert parameter.grad is not None
+        copied = copy.deepcopy(parameter.grad)
+        assert torch.equal(copied, parameter.grad)
+        assert len(pickle.dumps(parameter.grad)) < parameter.grad.nbytes + 2000
+        parameter.grad.resize_(parameter.numel() + 1)
+
+
+OWN_BODIES = [_kept_while_not_used, _given_to_another, _returned_by_hooks, _copies_are_small]
+
 BODIES = [
     _something_else_in_two_buckets,
     _static_graph,
@@ -365,21 +495,38 @@ BODIES = [
 ]
 
 
+views_and_own = pytest.mark.parametrize("are_views", [True, False], ids=["views", "own"])
+
+
+@views_and_own
 @pytest.mark.parametrize("body", BODIES, ids=lambda body: body.__name__.strip("_"))
-def test_gradients_in_their_places(body: Callable[[int, int], None]) -> None:
-    run_ranks(body, 2)
+def test_gradients_in_their_places(body: Callable[[int, int], None], are_views: bool) -> None:
+    run_ranks(_of_kind, 2, are_views, body)
 
 
+@views_and_own
 @pytest.mark.parametrize("from_step", [0, 3])
-def test_something_else_lies_there(from_step: int) -> None:
-    run_ranks(_something_else_lies_there, 2, from_step)
+def test_something_else_lies_there(from_step: int, are_views: bool) -> None:
+    run_ranks(_of_kind, 2, are_views, _something_else_lies_there, from_step)
 
 
+@views_and_own
 @pytest.mark.parametrize("batch", [16, WIDTH, 300])
-def test_shared_and_turned(batch: int) -> None:
-    run_ranks(_shared_and_turned, 2, batch)
+def test_shared_and_turned(batch: int, are_views: bool) -> None:
+    run_ranks(_of_kind, 2, are_views, _shared_and_turned, batch)
 
 
+@views_and_own
 @pytest.mark.parametrize("reentrant", [False, True])
-def test_checkpointed(reentrant: bool) -> None:
-    run_ranks(_checkpointed, 2, reentrant)
+def test_checkpointed(reentrant: bool, are_views: bool) -> None:
+    run_ranks(_of_kind, 2, are_views, _checkpointed, reentrant)
+
+
+@pytest.mark.parametrize("body", OWN_BODIES, ids=lambda body: body.__name__.strip("_"))
+def test_own_gradients(body: Callable[[int, int], None]) -> None:
+    run_ranks(_of_kind, 2, False, body)
+
+
+@pytest.mark.parametrize("how", ["itself", "view", "numpy", "storage", "of the last parameter"])
+def test_own_gradients_that_are_kept(how: str) -> None:
+    run_ranks(_of_kind, 2, False, _kept_over_steps, how)
