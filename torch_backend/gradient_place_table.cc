@@ -40,9 +40,11 @@ bool is_within(const void* address, const c10::StorageImpl& memory) {
   return at >= begin && at < begin + memory.nbytes();
 }
 
-const at::Tensor& stored_gradient(const GradientPlace& place) {
-  return static_cast<const torch::autograd::AccumulateGrad&>(*place.accumulator).variable.grad();
+const at::Tensor& variable_of(const GradientPlace& place) {
+  return static_cast<const torch::autograd::AccumulateGrad&>(*place.accumulator).variable;
 }
+
+const at::Tensor& stored_gradient(const GradientPlace& place) { return variable_of(place).grad(); }
 
 bool wants_one(const GradientPlace& place) {
   return place.is_used && !place.is_misfit && !place.habit.is_hopeless() &&
@@ -66,12 +68,15 @@ bool is_misplaced(const at::Tensor& gradient, const GradientPlace& place) {
          !lies_in_place(gradient, place.part);
 }
 
-bool is_kept(const GradientPlace& place) {
+bool is_stored_gradient(const c10::StorageImpl& storage, const GradientPlace& place) {
   const at::Tensor& stored = stored_gradient(place);
+  return stored.defined() && stored.has_storage() &&
+         stored.storage().unsafeGetStorageImpl() == &storage;
+}
+
+bool is_kept(const GradientPlace& place) {
   const auto own = own_gradient(place);
-  const bool is_stored = stored.defined() && stored.has_storage() &&
-                         stored.storage().unsafeGetStorageImpl() == own.get();
-  return (own && !is_stored) || is_misplaced(stored, place);
+  return (own && !is_stored_gradient(*own, place)) || is_misplaced(stored_gradient(place), place);
 }
 
 // That of the place, which it keeps, and by which DDP knows that it is the bucket's.
@@ -281,10 +286,11 @@ GradientPlaceTable::Settled GradientPlaceTable::settle(Parameter parameter,
   const bool is_own = has_own_gradients(place);
   if (is_own) {
     leave_to_keepers(place.model);
-    if (is_kept(place) || is_misplaced(gradient, place) ||
-        (own_gradient(place) && !is_plain(gradient))) {
+    // By a hook, in this pass; of what else is in the bucket some has been taken for DDP's views.
+    if (const auto own = own_gradient(place);
+        own && (!is_stored_gradient(*own, place) || !is_plain(gradient))) {
       place.is_misfit = true;
-      move_away(place);
+      move_storage(own.get());
     }
   }
   if (place.loan->address() == place.address()) {
@@ -298,7 +304,14 @@ GradientPlaceTable::Settled GradientPlaceTable::settle(Parameter parameter,
       can_be_copied(gradient, place.part)) {
     return {make_own_gradient(place), true};
   }
-  return {gradient};
+  Settled settled{gradient};
+  if (is_own) {
+    settled.is_to_be_cloned = is_misplaced(gradient, place);
+    if (is_misplaced(stored_gradient(place), place)) {
+      settled.with_stored_to_be_cloned = variable_of(place);
+    }
+  }
+  return settled;
 }
 
 c10::Storage GradientPlaceTable::leave(GradientLoan& loan) {

@@ -106,6 +106,9 @@ class GradientPlaceTable {
   struct Settled {
     at::Tensor gradient;
     bool is_to_be_copied = false;  // into this
+    // They have memory in common with the bucket, but not their place:
+    bool is_to_be_cloned = false;
+    at::Tensor with_stored_to_be_cloned;  // the parameter, or undefined
   };
   Settled settle(Parameter parameter, const at::Tensor& gradient);
 

@@ -58,6 +58,11 @@ class PlaceHook final : public torch::autograd::FunctionPreHook {
     GradientPlaceTable::Settled settled = table().settle(parameter_, gradients[0]);
     if (settled.is_to_be_copied) {
       settled.gradient.copy_(gradients[0]);
+    } else if (settled.is_to_be_cloned) {
+      settled.gradient = settled.gradient.clone();
+    }
+    if (const at::Tensor& parameter = settled.with_stored_to_be_cloned; parameter.defined()) {
+      parameter.mutable_grad() = parameter.grad().clone();
     }
     return {std::move(settled.gradient)};
   }

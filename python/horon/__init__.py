@@ -15,8 +15,9 @@ from horon import _version_check
 from horon._version import __version__
 
 if TYPE_CHECKING:
-    from horon._arena import arena_statistics, ddp_in_arena, empty, empty_like, is_in_arena, zeros
+    from horon._arena import arena_statistics, empty, empty_like, is_in_arena, zeros
     from horon._backend import Options
+    from horon._ddp_in_arena import ddp_in_arena
     from horon._gradients import SharedGradients, share_gradients
     from horon._survivors import shrink_to_survivors
     from horon.runner import run
@@ -41,7 +42,7 @@ _MODULES = {
     "Options": "horon._backend",
     "SharedGradients": "horon._gradients",
     "arena_statistics": "horon._arena",
-    "ddp_in_arena": "horon._arena",
+    "ddp_in_arena": "horon._ddp_in_arena",
     "empty": "horon._arena",
     "empty_like": "horon._arena",
     "is_in_arena": "horon._arena",

@@ -13,7 +13,10 @@ _version_check.check()
 
 import torch.distributed as dist  # noqa: E402  (after the version check, which gives a clear error)
 
-from horon import _C  # noqa: E402
+from horon import (  # noqa: E402
+    _C,
+    _ddp_in_arena,
+)
 from horon import _where as _where  # noqa: E402  (C++ asks it, and must not have to read a file then)
 from horon._joined import tell_launcher  # noqa: E402
 from horon._newcomers import check_may_meet  # noqa: E402
@@ -47,6 +50,7 @@ def create_backend(opts: Any, pg_options: Any = None) -> Any:
         torch.distributed.DistBackendError: A rank did not come within the timeout.
     """
     check_may_meet(os.environ)
+    _ddp_in_arena.install(os.environ)
     if pg_options is None:
         options = Options()
     elif isinstance(pg_options, Options):

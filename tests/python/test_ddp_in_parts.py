@@ -1,5 +1,5 @@
-"""DDP's large gradients that are averaged while they are made (`horon.ddp_in_arena`), with `gradient_as_bucket_view=True`
-and without it, and those that must not be.
+"""DDP's large gradients that are averaged while they are made (`horon.ddp_in_arena`), with and without
+`gradient_as_bucket_view=True`, and those that must not be.
 
 Which way is taken is tried out (Note [DDP's gradients in parts] in torch_backend/ddp_parts.h): every second step, at
 first.
@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from after_another import AfterAnother
 from harness import on_gloo, run_ranks
-from horon import _arena
+from horon import _ddp_in_arena
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.checkpoint import checkpoint
@@ -96,9 +96,8 @@ def _wrap(base: nn.Module, group: dist.ProcessGroup, in_arena: bool, **options: 
 
 
 def _n_made(model: DDP) -> int:
-    hooks = [getattr(hook, "__self__", None) for hook in model._forward_pre_hooks.values()]
-    (passes,) = (hook for hook in hooks if isinstance(hook, _arena._Passes))
-    assert passes.parts is not None
+    passes = _ddp_in_arena._passes_of(model)
+    assert passes is not None and passes.parts is not None
     return passes.parts.n_made
 
 

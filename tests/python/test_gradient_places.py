@@ -1,5 +1,5 @@
-"""Gradients that the backward pass makes right in DDP's buckets (`horon.ddp_in_arena`), with `gradient_as_bucket_view=True`
-and without it, and everything that else may lie where they belong."""
+"""Gradients that the backward pass makes right in DDP's buckets (`horon.ddp_in_arena`), with and without
+`gradient_as_bucket_view=True`, and everything that else may lie where they belong."""
 
 from __future__ import annotations
 
@@ -478,7 +478,41 @@ def _copies_are_small(rank: int, world_size: int) -> None:
         parameter.grad.resize_(parameter.numel() + 1)
 
 
-OWN_BODIES = [_kept_while_not_used, _given_to_another, _returned_by_hooks, _copies_are_small]
+def _kept_by_hooks_of_each_step(rank: int, world_size: int) -> None:
+    """Hooks that keep a gradient of the last step, or take it for another parameter: memory does not grow."""
+    models = _models(_Chain(_linear(), _linear(), _linear()))
+    kept: list[list[torch.Tensor]] = [[], []]
+    for model, seen in zip(models, kept, strict=True):
+        first, second, third = (layer.weight for layer in model.module.layers)
+
+        def keep(parameter: nn.Parameter, first: nn.Parameter = first, seen: list[torch.Tensor] = seen) -> None:
+            if first.grad is not None:
+                seen[:] = [first.grad]
+                first.grad = None
+
+        third.register_post_accumulate_grad_hook(keep)  # type: ignore[no-untyped-call]
+        second.register_hook(lambda gradient, seen=seen: seen[0] if seen else gradient)
+    used = 0
+    for step in range(8 * STEPS):
+        for model in models:
+            if step % 4 == 0:
+                model.zero_grad()
+            model(_input(step, rank, 16)).square().sum().backward()
+        _same(models[1], models[0], f"step {step}")
+        for seen, theirs in zip(kept[1], kept[0], strict=True):
+            torch.testing.assert_close(seen, theirs, msg=lambda text, s=step: f"step {s}: kept: {text}")
+        if step == 3 * STEPS:
+            used = horon.arena_statistics()["used_bytes"]
+    assert horon.arena_statistics()["used_bytes"] <= used
+
+
+OWN_BODIES = [
+    _kept_by_hooks_of_each_step,
+    _kept_while_not_used,
+    _given_to_another,
+    _returned_by_hooks,
+    _copies_are_small,
+]
 
 BODIES = [
     _something_else_in_two_buckets,
