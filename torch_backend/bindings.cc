@@ -233,15 +233,11 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
       .value("OWN", DdpGradients::kOwn)
       .value("COPIED", DdpGradients::kCopied);
   py::class_<OwnGradients, std::shared_ptr<OwnGradients>>(module, "OwnGradients")
+      .def(py::init<std::vector<at::Tensor>>(), py::arg("parameters"))
+      .def_static("are_shared", &OwnGradients::are_shared, py::arg("parameters"))
+      .def("watch", &OwnGradients::watch)
       .def("begin_forward", &OwnGradients::begin_forward)
-      .def("end_forward", &OwnGradients::end_forward);
-  module.def(
-      "register_ddp_arena_hook",
-      [](c10d::Reducer& reducer, const c10::intrusive_ptr<c10d::ProcessGroup>& group,
-         DdpGradients gradients, std::vector<at::Tensor> parameters) {
-        const DdpArena arena =
-            register_ddp_arena_hook(reducer, group, gradients, std::move(parameters));
-        return std::pair(arena.parts, arena.own);
-      },
-      py::arg("reducer"), py::arg("group"), py::arg("gradients"), py::arg("parameters"));
+      .def("end_rebuild", &OwnGradients::end_rebuild);
+  module.def("register_ddp_arena_hook", &register_ddp_arena_hook, py::arg("reducer"),
+             py::arg("group"), py::arg("gradients"), py::arg("own"));
 }

@@ -1,5 +1,7 @@
 #include "ddp_arena_hook.h"
 
+#include <torch/csrc/autograd/graph_task.h>
+
 #include <algorithm>
 #include <memory>
 #include <vector>
@@ -14,22 +16,14 @@ namespace {
 // Thread safety: run by autograd's thread of the model, one bucket after another.
 class DdpArenaHook final : public c10d::CommHookInterface {
  public:
-  DdpArenaHook(std::shared_ptr<GradientPlaces> places, DdpArena arena)
-      : places_(std::move(places)), parts_(std::move(arena.parts)), own_(std::move(arena.own)) {}
+  DdpArenaHook(std::shared_ptr<GradientPlaces> places, std::shared_ptr<DdpParts> parts,
+               std::shared_ptr<OwnGradients> own)
+      : places_(std::move(places)), parts_(std::move(parts)), own_(std::move(own)) {}
 
   c10::intrusive_ptr<c10::ivalue::Future> runHook(c10d::GradBucket& bucket) override {
-    const at::Tensor& buffer = bucket.getBufferRef();
-    if (!is_in_arena(buffer) && buffer.numel() > 0 && !is_out_of_room_) {
-      move(buffer);
-    }
-    if (places_ && is_in_arena(buffer)) {
-      set_places(bucket, buffer.data_ptr());
-    }
-    if (places_ && bucket.isLast()) {
-      places_->set_lending(false);
-      if (own_) {
-        own_->end_after_backward();
-      }
+    // A rank that has joined has buckets of its own, which are not the model's, for a moment.
+    if (torch::autograd::get_current_graph_task_id() != -1) {
+      prepare(bucket);
     }
     return parts_->average(bucket);
   }
@@ -39,6 +33,23 @@ class DdpArenaHook final : public c10d::CommHookInterface {
   }
 
  private:
+  void prepare(c10d::GradBucket& bucket) {
+    const at::Tensor& buffer = bucket.getBufferRef();
+    const bool may_move = is_plain_cpu(buffer) && buffer.numel() > 0;  // it may be sparse
+    if (may_move && !is_in_arena(buffer) && !is_out_of_room_) {
+      move(buffer);
+    }
+    if (may_move && places_ && is_in_arena(buffer)) {
+      set_places(bucket, buffer.data_ptr());
+    }
+    if (places_ && bucket.isLast()) {
+      places_->set_lending(false);
+      if (own_) {
+        own_->end_after_backward();
+      }
+    }
+  }
+
   void set_places(const c10d::GradBucket& bucket, const void* address) {
     known_.resize(std::max(known_.size(), bucket.getIndex() + 1));
     const void*& known = known_[bucket.getIndex()];
@@ -72,20 +83,17 @@ class DdpArenaHook final : public c10d::CommHookInterface {
 
 }  // namespace
 
-DdpArena register_ddp_arena_hook(c10d::Reducer& reducer,
-                                 const c10::intrusive_ptr<c10d::ProcessGroup>& group,
-                                 DdpGradients gradients, std::vector<at::Tensor> parameters) {
-  auto places =
-      gradients != DdpGradients::kCopied ? std::make_shared<GradientPlaces>(gradients) : nullptr;
-  DdpArena arena{.parts = std::make_shared<DdpParts>(group, places)};
-  if (gradients == DdpGradients::kOwn) {
-    arena.own = std::make_shared<OwnGradients>(std::move(parameters), places);
+std::shared_ptr<DdpParts> register_ddp_arena_hook(
+    c10d::Reducer& reducer, const c10::intrusive_ptr<c10d::ProcessGroup>& group,
+    DdpGradients gradients, std::shared_ptr<OwnGradients> own) {
+  std::shared_ptr<GradientPlaces> places;
+  if (gradients != DdpGradients::kCopied) {
+    places = own ? own->places() : std::make_shared<GradientPlaces>(gradients);
   }
-  reducer.register_comm_hook(std::make_unique<DdpArenaHook>(std::move(places), arena));
-  if (arena.own) {
-    arena.own->watch();
-  }
-  return arena;
+  auto parts = std::make_shared<DdpParts>(group, places);
+  reducer.register_comm_hook(
+      std::make_unique<DdpArenaHook>(std::move(places), parts, std::move(own)));
+  return parts;
 }
 
 }  // namespace horon::torch_backend

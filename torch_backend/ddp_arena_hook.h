@@ -21,17 +21,13 @@ namespace horon::torch_backend {
 // long as the hook. Gradients are made in their places (Note [Gradients in their places]), and
 // large ones averaged meanwhile (Note [DDP's gradients in parts] in ddp_parts.h).
 //
-struct DdpArena {
-  std::shared_ptr<DdpParts> parts;
-  std::shared_ptr<OwnGradients> own;  // null: gradients are not kOwn
-};
-
 // Registers the hook. Requires: no other hook is registered, as Reducer checks; the reducer has
 // gradient_as_bucket_view=True unless gradients are copied. Unless they are, places have to be lent
 // in a forward pass whose backward pass DDP will reduce (set_lending() of the parts), and the hook
-// ends that. `own` has to be told of forward passes.
-DdpArena register_ddp_arena_hook(c10d::Reducer& reducer,
-                                 const c10::intrusive_ptr<c10d::ProcessGroup>& group,
-                                 DdpGradients gradients, std::vector<at::Tensor> parameters);
+// ends that.
+// `own`: with kOwn; watches since before the reducer was made.
+std::shared_ptr<DdpParts> register_ddp_arena_hook(
+    c10d::Reducer& reducer, const c10::intrusive_ptr<c10d::ProcessGroup>& group,
+    DdpGradients gradients, std::shared_ptr<OwnGradients> own);
 
 }  // namespace horon::torch_backend

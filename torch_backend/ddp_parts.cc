@@ -298,9 +298,9 @@ std::vector<PartsTrial::Told> DdpParts::exchange(const PartsTrial::Told& told) {
 void DdpParts::watch() {
   forget();
   // Held by DDP's reducer twice, by the place, and here; with DDP's hook behind it, and the place's
-  // before, and that of own gradients.
-  const std::size_t n_pre_hooks = places_->gradients() == DdpGradients::kOwn ? 2 : 1;
-  const AccumulatorUse use{.n_holders = 4, .n_pre_hooks = n_pre_hooks, .n_post_hooks = 1};
+  // before, and one each of own gradients.
+  const std::size_t n_hooks = places_->gradients() == DdpGradients::kOwn ? 2 : 1;
+  const AccumulatorUse use{.n_holders = 4, .n_pre_hooks = n_hooks, .n_post_hooks = n_hooks};
   for (std::size_t i = 0; i < buckets_.size(); ++i) {
     for (std::size_t j = 0; j < buckets_[i].slices.size(); ++j) {
       const at::Tensor& parameter = buckets_[i].slices[j].parameter;

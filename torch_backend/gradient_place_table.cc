@@ -62,12 +62,6 @@ c10::intrusive_ptr<c10::StorageImpl> own_gradient(const GradientPlace& place) {
                                                                                      : nullptr;
 }
 
-// Whether it has memory in common with the bucket, but is not what belongs into the place.
-bool is_misplaced(const at::Tensor& gradient, const GradientPlace& place) {
-  return gradient.defined() && gradient.has_storage() && gradient.is_alias_of(place.part) &&
-         !lies_in_place(gradient, place.part);
-}
-
 bool is_stored_gradient(const c10::StorageImpl& storage, const GradientPlace& place) {
   const at::Tensor& stored = stored_gradient(place);
   return stored.defined() && stored.has_storage() &&
@@ -76,7 +70,12 @@ bool is_stored_gradient(const c10::StorageImpl& storage, const GradientPlace& pl
 
 bool is_kept(const GradientPlace& place) {
   const auto own = own_gradient(place);
-  return (own && !is_stored_gradient(*own, place)) || is_misplaced(stored_gradient(place), place);
+  return own && !is_stored_gradient(*own, place);
+}
+
+// Whether DDP and OwnGradients are all who see what is stored.
+bool has_no_other_hooks(const GradientPlace& place) {
+  return place.accumulator->post_hooks().size() == 2;
 }
 
 // That of the place, which it keeps, and by which DDP knows that it is the bucket's.
@@ -104,13 +103,6 @@ bool is_plain(const at::Tensor& gradient) {
   return !c10::GradMode::is_enabled() && gradient.defined() && !at::isTensorSubclassLike(gradient);
 }
 
-// Whether a copy of it in the place means the same.
-bool can_be_copied(const at::Tensor& gradient, const at::Tensor& part) {
-  return is_plain(gradient) && gradient.layout() == c10::kStrided &&
-         gradient.device() == part.device() && gradient.scalar_type() == part.scalar_type() &&
-         gradient.sizes() == part.sizes() && !gradient.requires_grad() && part.numel() > 0;
-}
-
 // Into the arena, or anywhere else. Returns what held its memory.
 c10::DataPtr move_storage(c10::StorageImpl* storage) {
   c10::DataPtr moved;
@@ -121,6 +113,12 @@ c10::DataPtr move_storage(c10::StorageImpl* storage) {
   }
   std::memcpy(moved.mutable_get(), storage->data(), storage->nbytes());
   return storage->set_data_ptr(std::move(moved));
+}
+
+// In the middle of a pass: of what else is in the bucket DDP has taken some for its views.
+void move_own_gradient(GradientPlace& place) {
+  place.is_misfit = true;
+  move_storage(place.own.lock().get());
 }
 
 c10::Storage storage_of(c10::DataPtr memory, std::size_t bytes) {
@@ -234,7 +232,7 @@ GradientPlaceTable::Answer GradientPlaceTable::lend(GradientPlace& place, int no
   }
   if (has_own_gradients(place)) {
     leave_to_keepers(place.model);
-    if (own_gradient(place)) {
+    if (own_gradient(place) || !has_no_other_hooks(place)) {
       return answer;
     }
   }
@@ -274,44 +272,27 @@ void GradientPlaceTable::learn(GradientPlace& place, const at::Tensor& gradient)
   }
 }
 
-GradientPlaceTable::Settled GradientPlaceTable::settle(Parameter parameter,
-                                                       const at::Tensor& gradient) {
+at::Tensor GradientPlaceTable::settle(Parameter parameter, const at::Tensor& gradient) {
   const std::lock_guard lock(mutex_);
   const auto found = places_.find(parameter);
   if (found == places_.end() || found->second->pack) {
-    return {gradient};
+    return gradient;
   }
   GradientPlace& place = *found->second;
   learn(place, gradient);
   const bool is_own = has_own_gradients(place);
-  if (is_own) {
-    leave_to_keepers(place.model);
-    // By a hook, in this pass; of what else is in the bucket some has been taken for DDP's views.
-    if (const auto own = own_gradient(place);
-        own && (!is_stored_gradient(*own, place) || !is_plain(gradient))) {
-      place.is_misfit = true;
-      move_storage(own.get());
-    }
+  if (is_own && own_gradient(place) && (is_kept(place) || !is_plain(gradient))) {
+    move_own_gradient(place);
   }
-  if (place.loan->address() == place.address()) {
-    if (lies_in_place(gradient, place.part) && is_only_owner(gradient)) {
-      return {is_own ? make_own_gradient(place) : place.part.detach()};
-    }
-    note_misfit(place);
-    move_away(place);
+  if (place.loan->address() != place.address()) {
+    return gradient;
   }
-  if (is_own && place.model->is_lending() && !stored_gradient(place).defined() &&
-      can_be_copied(gradient, place.part)) {
-    return {make_own_gradient(place), true};
+  if (lies_in_place(gradient, place.part) && is_only_owner(gradient)) {
+    return is_own ? make_own_gradient(place) : place.part.detach();
   }
-  Settled settled{gradient};
-  if (is_own) {
-    settled.is_to_be_cloned = is_misplaced(gradient, place);
-    if (is_misplaced(stored_gradient(place), place)) {
-      settled.with_stored_to_be_cloned = variable_of(place);
-    }
-  }
-  return settled;
+  note_misfit(place);
+  move_away(place);
+  return gradient;
 }
 
 c10::Storage GradientPlaceTable::leave(GradientLoan& loan) {
@@ -390,8 +371,7 @@ void GradientPlaceTable::begin_pass(const GradientPlaces* model) {
 }
 
 void GradientPlaceTable::leave_to_keepers(const GradientPlaces* model) {
-  const int graph_task = torch::autograd::get_current_graph_task_id();
-  if (std::exchange(begun_[model], graph_task) == graph_task) {
+  if (!begun_.insert(model).second) {
     return;
   }
   for (const auto& [parameter, place] : places_) {
@@ -399,6 +379,18 @@ void GradientPlaceTable::leave_to_keepers(const GradientPlaces* model) {
       place->is_misfit = true;
       leave_memory(*place);  // other own gradients, which nothing was added to yet, stay there, too
     }
+  }
+}
+
+void GradientPlaceTable::end_pass(const GradientPlaces* model) {
+  const std::lock_guard lock(mutex_);
+  begun_.erase(model);
+}
+
+void GradientPlaceTable::give_way(const GradientPlaces* model, Parameter parameter) {
+  const std::lock_guard lock(mutex_);
+  if (const SharedPlace place = own_place(model, parameter); place && is_kept(*place)) {
+    move_own_gradient(*place);
   }
 }
 
@@ -414,18 +406,6 @@ bool GradientPlaceTable::is_in_place(const GradientPlaces* model, Parameter para
   const SharedPlace place = own_place(model, parameter);
   return place && gradient.has_storage() && gradient.is_alias_of(place->part) &&
          lies_in_place(gradient, place->part);
-}
-
-at::Tensor GradientPlaceTable::own_instead_of_view(const GradientPlaces* model, Parameter parameter,
-                                                   const at::Tensor& gradient) {
-  const std::lock_guard lock(mutex_);
-  const SharedPlace place = own_place(model, parameter);
-  const bool is_view =
-      place && gradient.has_storage() &&
-      gradient.storage().unsafeGetStorageImpl() == place->part.storage().unsafeGetStorageImpl();
-  return is_view && lies_in_place(gradient, place->part) && !own_gradient(*place)
-             ? make_own_gradient(*place)
-             : at::Tensor();
 }
 
 void GradientPlaceTable::add_size(const GradientPlace& place) {

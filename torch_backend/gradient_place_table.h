@@ -55,8 +55,8 @@ struct GradientPlace {
   int n_nodes = 0;
   int passed_by = -1;   // the last one with a node that is not the one that is waited for
   bool is_used = true;  // false: it was forgotten, or has got a successor
-  // Nothing is made there: it is too small, something else than a gradient of that size and model
-  // has been there, or an own gradient that was kept.
+  // Something else than a gradient of that size and model was in its place, or somebody has kept an
+  // own one.
   bool is_misfit = false;
   // What an own gradient that was made there lies in; see Note [Own gradients] in own_gradients.h.
   c10::weak_intrusive_ptr<c10::StorageImpl> own{c10::intrusive_ptr<c10::StorageImpl>()};
@@ -102,21 +102,15 @@ class GradientPlaceTable {
   // What has become the parameter's gradient in this backward pass.
   void learn(Parameter parameter, const at::Tensor& gradient);
 
-  // A gradient that is about to be stored, and belongs into DDP's bucket: it, or what it becomes.
-  struct Settled {
-    at::Tensor gradient;
-    bool is_to_be_copied = false;  // into this
-    // They have memory in common with the bucket, but not their place:
-    bool is_to_be_cloned = false;
-    at::Tensor with_stored_to_be_cloned;  // the parameter, or undefined
-  };
-  Settled settle(Parameter parameter, const at::Tensor& gradient);
+  // A gradient that is about to be stored, and belongs into DDP's bucket: returns it, or what it
+  // becomes.
+  at::Tensor settle(Parameter parameter, const at::Tensor& gradient);
 
   // See GradientPlaces.
   void begin_pass(const GradientPlaces* model);
+  void end_pass(const GradientPlaces* model);
   bool is_in_place(const GradientPlaces* model, Parameter parameter, const at::Tensor& gradient);
-  at::Tensor own_instead_of_view(const GradientPlaces* model, Parameter parameter,
-                                 const at::Tensor& gradient);
+  void give_way(const GradientPlaces* model, Parameter parameter);
 
   // See leave_place() in gradient_places.h.
   c10::Storage leave(GradientLoan& loan);
@@ -150,7 +144,7 @@ class GradientPlaceTable {
   c10::Storage leave_memory(const GradientPlace& place);
   // The same in a backward pass.
   void move_away(const GradientPlace& place);
-  // Moves buckets in which somebody keeps own gradients of earlier passes; once in each pass.
+  // See begin_pass() in gradient_places.h.
   void leave_to_keepers(const GradientPlaces* model);
 
   SharedPlace own_place(const GradientPlaces* model, Parameter parameter) const;
@@ -163,7 +157,7 @@ class GradientPlaceTable {
   std::unordered_map<Parameter, SharedPlace> places_;
   std::set<std::pair<const GradientPlaces*, std::size_t>> misfits_;
   std::map<const GradientPlaces*, std::vector<c10::Storage>> left_behind_;
-  std::map<const GradientPlaces*, int> begun_;  // of own gradients, the last backward pass
+  std::set<const GradientPlaces*> begun_;  // of own gradients, those in a pass
 };
 
 }  // namespace horon::torch_backend

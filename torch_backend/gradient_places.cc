@@ -55,16 +55,7 @@ class PlaceHook final : public torch::autograd::FunctionPreHook {
     if (gradients.size() != 1) {
       return gradients;
     }
-    GradientPlaceTable::Settled settled = table().settle(parameter_, gradients[0]);
-    if (settled.is_to_be_copied) {
-      settled.gradient.copy_(gradients[0]);
-    } else if (settled.is_to_be_cloned) {
-      settled.gradient = settled.gradient.clone();
-    }
-    if (const at::Tensor& parameter = settled.with_stored_to_be_cloned; parameter.defined()) {
-      parameter.mutable_grad() = parameter.grad().clone();
-    }
-    return {std::move(settled.gradient)};
+    return {table().settle(parameter_, gradients[0])};
   }
 
   // In compiled autograd no node runs that a place could be lent to.
@@ -261,10 +252,7 @@ void GradientPlaces::set(const std::vector<at::Tensor>& parameters,
   wrap_allocator(c10::kCPU);
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     const at::Tensor& parameter = parameters[i];
-    const bool is_lent =
-        parts[i].nbytes() >= kLeastBytes && parameter.is_contiguous() && parameter.is_leaf();
-    // Own gradients are in the bucket, wherever they were made.
-    if (is_lent || (gradients_ == DdpGradients::kOwn && parameter.is_leaf())) {
+    if (parts[i].nbytes() >= kLeastBytes && parameter.is_contiguous() && parameter.is_leaf()) {
       table().set(parameter.unsafeGetTensorImpl(),
                   std::make_shared<GradientPlace>(
                       GradientPlace{.model = this,
@@ -272,8 +260,7 @@ void GradientPlaces::set(const std::vector<at::Tensor>& parameters,
                                     .accumulator = accumulator_with_hook(parameter),
                                     .part = parts[i],
                                     .bytes = parts[i].nbytes(),
-                                    .loan = std::make_shared<GradientLoan>(),
-                                    .is_misfit = !is_lent}));
+                                    .loan = std::make_shared<GradientLoan>()}));
     }
   }
 }
@@ -304,9 +291,10 @@ bool GradientPlaces::is_in_place(const at::Tensor& parameter, const at::Tensor& 
   return table().is_in_place(this, parameter.unsafeGetTensorImpl(), gradient);
 }
 
-at::Tensor GradientPlaces::own_instead_of_view(const at::Tensor& parameter,
-                                               const at::Tensor& gradient) const {
-  return table().own_instead_of_view(this, parameter.unsafeGetTensorImpl(), gradient);
+void GradientPlaces::end_pass() const { table().end_pass(this); }
+
+void GradientPlaces::give_way(const at::Tensor& parameter) const {
+  table().give_way(this, parameter.unsafeGetTensorImpl());
 }
 
 bool may_have_place(std::size_t bytes, c10::DeviceType type) {

@@ -88,14 +88,15 @@ class GradientPlaces {
   std::shared_ptr<Owner> owner() const { return owner_.lock(); }
   DdpGradients gradients() const { return gradients_; }
 
-  // For own gradients; see Note [Own gradients] in own_gradients.h.
-  // To be called before anything of a backward pass is stored.
+  // For own gradients; see Note [Own gradients] in own_gradients.h, which says what a pass is.
+  // Leaves memory to whom keeps gradients of earlier passes. Once in a pass, before anything of it
+  // is stored.
   void begin_pass() const;
-  // Whether the parameter's gradient lies where it belongs, so that DDP will not copy it.
+  void end_pass() const;
+  // Whether the parameter's gradient lies where it belongs.
   bool is_in_place(const at::Tensor& parameter, const at::Tensor& gradient) const;
-  // For a gradient that is a view of the bucket; undefined: it is not, or something else lies
-  // there.
-  at::Tensor own_instead_of_view(const at::Tensor& parameter, const at::Tensor& gradient) const;
+  // What was made in the place, but is not the parameter's gradient any more, gets other memory.
+  void give_way(const at::Tensor& parameter) const;
 
  private:
   std::atomic<bool> is_lending_{false};

@@ -2,24 +2,28 @@
 
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
+#include <c10/core/RefcountedDeleter.h>
 #include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include <algorithm>
 #include <utility>
 
 namespace horon::torch_backend {
 namespace {
 
+using torch::autograd::variable_list;
+
 class BeginHook final : public torch::autograd::FunctionPreHook {
  public:
   explicit BeginHook(std::weak_ptr<OwnGradients> gradients) : gradients_(std::move(gradients)) {}
 
-  torch::autograd::variable_list operator()(
-      const torch::autograd::variable_list& gradients) override {
+  variable_list operator()(const variable_list& gradients) override {
     if (const auto own = gradients_.lock()) {
-      own->begin_backward();
+      own->begin_pass();
     }
     return gradients;
   }
@@ -30,21 +34,61 @@ class BeginHook final : public torch::autograd::FunctionPreHook {
   const std::weak_ptr<OwnGradients> gradients_;
 };
 
+class SeeHook final : public torch::autograd::FunctionPostHook {
+ public:
+  SeeHook(std::weak_ptr<OwnGradients> gradients, std::size_t parameter)
+      : gradients_(std::move(gradients)), parameter_(parameter) {}
+
+  variable_list operator()(const variable_list& outputs, const variable_list&) override {
+    if (const auto own = gradients_.lock()) {
+      own->see(parameter_);
+    }
+    return outputs;
+  }
+
+  void compiled_args(torch::dynamo::autograd::CompiledNodeArgs&) const override {}
+
+ private:
+  const std::weak_ptr<OwnGradients> gradients_;
+  const std::size_t parameter_;
+};
+
+bool is_in_some_bucket(const at::Tensor& gradient) {
+  return gradient.has_storage() &&
+         gradient.storage().data_ptr().get_deleter() == &c10::refcounted_deleter;
+}
+
 }  // namespace
 
-OwnGradients::OwnGradients(std::vector<at::Tensor> parameters,
-                           std::shared_ptr<GradientPlaces> places)
-    : parameters_(std::move(parameters)), places_(std::move(places)) {}
+OwnGradients::OwnGradients(std::vector<at::Tensor> parameters)
+    : parameters_(std::move(parameters)),
+      places_(std::make_shared<GradientPlaces>(DdpGradients::kOwn)) {}
+
+OwnGradients::~OwnGradients() {
+  for (std::size_t i = 0; i < see_hooks_.size(); ++i) {
+    torch::autograd::impl::grad_accumulator(parameters_[i])->del_post_hook(see_hooks_[i]);
+  }
+}
+
+bool OwnGradients::are_shared(const std::vector<at::Tensor>& parameters) {
+  return std::any_of(parameters.begin(), parameters.end(), [](const at::Tensor& parameter) {
+    return torch::autograd::impl::grad_accumulator(parameter)->post_hooks().size() > 1;
+  });
+}
 
 void OwnGradients::watch() {
-  for (const at::Tensor& parameter : parameters_) {
-    // DDP keeps it.
-    torch::autograd::impl::grad_accumulator(parameter)->add_pre_hook(
-        std::make_unique<BeginHook>(weak_from_this()));
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    const auto accumulator = torch::autograd::impl::grad_accumulator(parameters_[i]);  // DDP's, too
+    accumulator->add_pre_hook(std::make_unique<BeginHook>(weak_from_this()));
+    see_hooks_.push_back(
+        accumulator->add_post_hook(std::make_unique<SeeHook>(weak_from_this(), i)));
   }
 }
 
 void OwnGradients::begin_forward() {
+  is_in_pass_ = false;  // one that DDP did not reduce
+  seen_.clear();
+  places_->end_pass();
   before_forward_.clear();
   before_forward_.reserve(parameters_.size());
   for (const at::Tensor& parameter : parameters_) {
@@ -52,7 +96,7 @@ void OwnGradients::begin_forward() {
   }
 }
 
-void OwnGradients::end_forward() {
+void OwnGradients::end_rebuild() {
   const std::vector<at::Tensor> before = std::exchange(before_forward_, {});
   for (std::size_t i = 0; i < before.size(); ++i) {
     at::Tensor& gradient = parameters_[i].mutable_grad();
@@ -62,56 +106,60 @@ void OwnGradients::end_forward() {
   }
 }
 
-void OwnGradients::begin_backward() {
-  const int graph_task = torch::autograd::get_current_graph_task_id();
-  if (std::exchange(graph_task_, graph_task) == graph_task) {
+const at::Tensor& OwnGradients::separate(std::size_t parameter) {
+  at::Tensor& gradient = parameters_[parameter].mutable_grad();
+  if (gradient.defined() && is_in_some_bucket(gradient) &&
+      !places_->is_in_place(parameters_[parameter], gradient)) {
+    const c10::AutoGradMode no_graph(false);
+    gradient = gradient.clone();
+  }
+  return gradient;
+}
+
+void OwnGradients::begin_pass() {
+  if (std::exchange(is_in_pass_, true)) {
     return;
   }
   places_->begin_pass();
-  before_backward_.assign(parameters_.size(), at::Tensor());
-  if (!places_->is_lending()) {
-    return;
-  }
+  seen_.resize(parameters_.size());
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    const at::Tensor& gradient = parameters_[i].grad();
-    if (gradient.defined() && !places_->is_in_place(parameters_[i], gradient)) {
-      before_backward_[i] = gradient;
-    }
+    seen_[i] = separate(i);
   }
 }
 
+void OwnGradients::see(std::size_t parameter) {
+  begin_pass();
+  places_->give_way(parameters_[parameter]);
+  seen_[parameter] = separate(parameter);
+}
+
 void OwnGradients::end_after_backward() {
-  // A rank that has joined has buckets without a backward pass.
-  if (torch::autograd::get_current_graph_task_id() == -1) {
-    return;
-  }
   // DDP ends the pass in a callback that it has yet to ask for, after its last bucket.
   auto& engine = torch::autograd::Engine::get_default_engine();
   engine.queue_callback([&engine, weak = weak_from_this()] {
     engine.queue_callback([weak] {
       if (const auto own = weak.lock()) {
-        own->end_backward();
+        own->end_pass();
       }
     });
   });
 }
 
-void OwnGradients::end_backward() {
+void OwnGradients::end_pass() {
   const c10::AutoGradMode no_graph(false);
-  const std::vector<at::Tensor> before = std::exchange(before_backward_, {});
-  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+  is_in_pass_ = false;
+  places_->end_pass();
+  const std::vector<at::Tensor> seen = std::exchange(seen_, {});
+  for (std::size_t i = 0; i < seen.size(); ++i) {
     at::Tensor& gradient = parameters_[i].mutable_grad();
-    if (!gradient.defined()) {
+    if (!gradient.defined() || gradient.is_same(seen[i])) {
       continue;
     }
-    const bool has_before = i < before.size() && before[i].defined();
-    if (has_before && !gradient.is_same(before[i]) &&
-        places_->is_in_place(parameters_[i], gradient)) {
-      before[i].copy_(gradient);
-      gradient = before[i];
-    } else if (at::Tensor own = places_->own_instead_of_view(parameters_[i], gradient);
-               own.defined()) {
-      gradient = std::move(own);
+    if (seen[i].defined()) {
+      seen[i].detach().copy_(gradient);
+      gradient = seen[i];
+    } else {
+      gradient = gradient.clone();  // used on another rank
     }
   }
 }

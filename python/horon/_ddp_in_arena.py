@@ -9,6 +9,7 @@ would have had.
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -28,9 +29,9 @@ _kIsAutomatic = "_horon_is_in_arena_by_itself"
 
 
 class _Passes:
-    """A forward pre-hook and a forward hook of a DDP model: the backward pass that follows may make gradients right in
-    its buckets, unless DDP will not reduce them (no_sync()): then gradients of the last step that are still held stay
-    as they are. Gradients of the caller's own stay what they are when DDP lays its buckets out anew.
+    """Forward pre-hooks of a DDP model and of the module in it: the backward pass that follows may make gradients right
+    in its buckets, unless DDP will not reduce them (no_sync()): then gradients of the last step that are still held
+    stay as they are. Between the two DDP may lay its buckets out anew: the caller's own gradients stay what they are.
 
     Copies of the model, which have no communication hook, get hooks that do nothing.
     """
@@ -46,9 +47,9 @@ class _Passes:
         if self.own is not None:
             self.own.begin_forward()
 
-    def end_forward(self, *_: object) -> None:
+    def end_rebuild(self, *_: object) -> None:
         if self.own is not None:
-            self.own.end_forward()
+            self.own.end_rebuild()
 
     def __reduce__(self) -> tuple[type[_Passes], tuple[()]]:
         return _Passes, ()
@@ -80,25 +81,76 @@ def ddp_in_arena(model: DistributedDataParallel) -> DistributedDataParallel:
         raise ValueError(f"horon: ddp_in_arena: the model's process group uses {name}; init it with 'horon'.")
     if _is_automatic(model):
         return model
+    for other in _sharing_with(model):
+        _take_out(other)
+        _C.register_ddp_arena_hook(other.reducer, other.process_group, _C.DdpGradients.COPIED, None)
     gradients = _kind_of_gradients(model)
-    parameters: list[torch.Tensor] = []
+    own = None
     if gradients == _C.DdpGradients.OWN:
         # Fails where the model has another hook.
-        _C.register_ddp_arena_hook(model.reducer, model.process_group, _C.DdpGradients.COPIED, [])
-        parameters = _make_reducer(model, gradient_as_bucket_view=True)
-    parts, own = _C.register_ddp_arena_hook(model.reducer, model.process_group, gradients, parameters)
+        _C.register_ddp_arena_hook(model.reducer, model.process_group, _C.DdpGradients.COPIED, None)
+        own = _C.OwnGradients(_parameters_of(model)[0])
+        own.watch()
+        _make_reducer(model, gradient_as_bucket_view=True)
+        _with_own_gradients.add(model)
+    parts = _C.register_ddp_arena_hook(model.reducer, model.process_group, gradients, own)
     if gradients != _C.DdpGradients.COPIED:
         passes = _Passes(parts, own)
         passes.handles.append(model.register_forward_pre_hook(passes.begin_forward))
-        passes.handles.append(model.register_forward_hook(passes.end_forward, always_call=True))
+        if own is not None:
+            passes.handles.append(model.module.register_forward_pre_hook(_EndsRebuild(passes)))
     return model
+
+
+_with_own_gradients: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
+
+
+def _sharing_with(model: DistributedDataParallel) -> list[DistributedDataParallel]:
+    """Models with gradients of the caller's own, but in the arena, that have a parameter in common with this one."""
+    parameters = set(model.parameters())
+    return [m for m in _with_own_gradients if m is not model and not parameters.isdisjoint(m.parameters())]
+
+
+def _take_out(model: DistributedDataParallel) -> None:
+    """Gives the model the reducer that it would have had."""
+    passes = _passes_of(model)
+    if passes is not None:
+        for handle in passes.handles:
+            handle.remove()
+        _with_own_gradients.discard(model)
+        _make_reducer(model, model.gradient_as_bucket_view)
+
+
+class _EndsRebuild:
+    """Of a module that may outlive its DDP model."""
+
+    def __init__(self, passes: _Passes | None = None) -> None:
+        self.passes = weakref.ref(passes) if passes is not None else lambda: None
+
+    def __call__(self, *_: object) -> None:
+        passes = self.passes()
+        if passes is not None:
+            passes.end_rebuild()
+
+    def __reduce__(self) -> tuple[type[_EndsRebuild], tuple[()]]:
+        return _EndsRebuild, ()
+
+
+def _parameters_of(model: DistributedDataParallel) -> tuple[list[torch.Tensor], list[bool]]:
+    """Those that DDP reduces, and whether each has sparse gradients."""
+    ddp: Any = model  # its private methods have no types
+    parameters, are_sparse = ddp._build_params_for_reducer()
+    return list(parameters), list(are_sparse)
 
 
 def _kind_of_gradients(model: DistributedDataParallel) -> _C.DdpGradients:
     if model.gradient_as_bucket_view:
         return _C.DdpGradients.VIEWS
-    # What ends a backward pass elsewhere, or buckets that come and go.
+    # What ends a backward pass elsewhere, or has other buckets.
     special = (
+        model.static_graph,
+        any(_parameters_of(model)[1]),
+        _C.OwnGradients.are_shared(_parameters_of(model)[0]),
         model.mixed_precision,
         model._use_python_reducer,
         model._delay_all_reduce_params,
@@ -110,16 +162,16 @@ def _kind_of_gradients(model: DistributedDataParallel) -> _C.DdpGradients:
     return _C.DdpGradients.COPIED if any(special) else _C.DdpGradients.OWN
 
 
-def _make_reducer(model: DistributedDataParallel, gradient_as_bucket_view: bool) -> list[torch.Tensor]:
-    """Gives the model another reducer, as unpickling does. Returns the parameters whose gradients it reduces."""
+def _make_reducer(model: DistributedDataParallel, gradient_as_bucket_view: bool) -> None:
+    """Gives the model another reducer, as unpickling does."""
     before = [(parameter, parameter.grad) for parameter in model.parameters()]
     ddp: Any = model  # its private methods have no types
-    parameters, expect_sparse_gradient = ddp._build_params_for_reducer()
+    parameters, are_sparse = _parameters_of(model)
     names = ddp._build_debug_param_to_name_mapping(parameters)
     shown = model.gradient_as_bucket_view
     model.gradient_as_bucket_view = gradient_as_bucket_view
     try:
-        ddp._ddp_init_helper(parameters, expect_sparse_gradient, names, model.static_graph)
+        ddp._ddp_init_helper(parameters, are_sparse, names, model.static_graph)
     finally:
         model.gradient_as_bucket_view = shown
     if model.static_graph:
@@ -127,7 +179,6 @@ def _make_reducer(model: DistributedDataParallel, gradient_as_bucket_view: bool)
         ddp.logger._set_static_graph()
     for parameter, gradient in before:
         parameter.grad = gradient
-    return list(parameters)
 
 
 def _is_horon(group: Any) -> bool:
@@ -168,11 +219,8 @@ def _then_in_arena(construct: Callable[..., None]) -> Callable[..., None]:
 def _out_of_arena_before(register: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(register)
     def register_hook(model: DistributedDataParallel, *args: Any, **kwargs: Any) -> None:
-        passes = _passes_of(model) if _is_automatic(model) else None
-        if passes is not None:
-            for handle in passes.handles:
-                handle.remove()
-            _make_reducer(model, model.gradient_as_bucket_view)
+        if _is_automatic(model):
+            _take_out(model)
         model.__dict__.pop(_kIsAutomatic, None)
         register(model, *args, **kwargs)
 

@@ -14,9 +14,10 @@ import horon
 import pytest
 import torch
 from after_another import AfterAnother
-from harness import on_gloo, run_ranks
+from harness import assert_clean_exits, on_gloo, run_fresh_processes, run_ranks
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.checkpoint import checkpoint
 
 pytestmark = pytest.mark.skipif(on_gloo(), reason="horon's own")
 
@@ -286,8 +287,6 @@ def _gradients_that_are_given_to_the_caller(rank: int, world_size: int) -> None:
 
 
 def _checkpointed(rank: int, world_size: int, reentrant: bool) -> None:
-    from torch.utils.checkpoint import checkpoint
-
     class Checkpointed(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -506,7 +505,220 @@ def _kept_by_hooks_of_each_step(rank: int, world_size: int) -> None:
     assert horon.arena_statistics()["used_bytes"] <= used
 
 
+class _Assigned:
+    """Gradients that the caller has assigned, parts of a flat tensor, and that must stay those."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.parameters = list(model.parameters())
+        self.flat = torch.zeros(sum(p.numel() for p in self.parameters))
+        parts = self.flat.split([p.numel() for p in self.parameters])
+        self.gradients = [part.view(p.shape) for part, p in zip(parts, self.parameters, strict=True)]
+        for parameter, gradient in zip(self.parameters, self.gradients, strict=True):
+            parameter.grad = gradient
+
+    def check(self, other: _Assigned, what: str) -> None:
+        for each in (self, other):
+            assert all(p.grad is g for p, g in zip(each.parameters, each.gradients, strict=True)), what
+        torch.testing.assert_close(self.flat, other.flat, msg=lambda text: f"{what}: {text}")
+
+
+def _step_whole(model: DDP, x: torch.Tensor) -> None:
+    model(x).square().sum().backward()
+
+
+def _step_after_no_sync(model: DDP, x: torch.Tensor) -> None:
+    output = model(x)
+    with model.no_sync():
+        model(x)
+    output.square().sum().backward()
+
+
+def _step_in_two(model: DDP, x: torch.Tensor) -> None:
+    first, second = model(x)
+    first.square().sum().backward()
+    second.square().sum().backward()
+
+
+def _step_that_zeroes(model: DDP, x: torch.Tensor) -> None:
+    model.zero_grad(set_to_none=False)
+    model(x).square().sum().backward()
+
+
+class _TwoOutputs(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = _linear(), _linear()
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.a(x), self.b(x)
+
+
+class _Reentrant(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.inner, self.last = _linear(), _linear(), _linear()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.last(checkpoint(self.inner, self.first(x), use_reentrant=True))
+        return result
+
+
+class _Unusual(nn.Module):
+    """Parameters that are not contiguous, of no elements, and of none but one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.turned = nn.Parameter(torch.randn(WIDTH, WIDTH).t())
+        self.convolution = nn.Conv2d(16, 32, 8).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.one = nn.Parameter(torch.tensor(1.5))
+        self.none = nn.Parameter(torch.zeros(0, 3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        images = x[:4].reshape(-1, 16, 1, 8).expand(-1, 16, 8, 8)
+        convolved: torch.Tensor = self.convolution(images)
+        return (x @ self.turned).sum() * self.one + convolved.square().sum() + self.none.sum()
+
+
+ASSIGNED = [
+    (lambda: _Chain(_linear(), _linear()), _step_whole),
+    (lambda: _Chain(_linear(), _linear()), _step_after_no_sync),
+    (lambda: _Chain(_linear(), _linear()), _step_that_zeroes),
+    (_TwoOutputs, _step_in_two),
+    (_Reentrant, _step_whole),
+    (_Unusual, _step_whole),
+]
+
+
+def _stays_what_was_assigned(rank: int, world_size: int, case: int) -> None:
+    make, run = ASSIGNED[case]
+    models = _models(make())
+    assigned = [_Assigned(model) for model in models]
+    for step in range(2 * STEPS):
+        for model in models:
+            run(model, _input(step, rank, 16))
+        assigned[1].check(assigned[0], f"step {step}")
+
+
+def _stays_what_it_was(rank: int, world_size: int, case: int) -> None:
+    """What the first backward pass has stored stays the gradient as long as it is not set to None."""
+    make, run = ASSIGNED[case]
+    models = _models(make())
+    gradients: list[list[torch.Tensor | None]] = []
+    for step in range(STEPS):
+        for model in models:
+            run(model, _input(step, rank, 16))
+            if step == 0:
+                gradients.append([p.grad for p in model.parameters()])
+        for model, before in zip(models, gradients, strict=True):
+            assert all(p.grad is g for p, g in zip(model.parameters(), before, strict=True)), f"step {step}"
+        _same(models[1], models[0], f"step {step}")
+
+
+def _kept_of_unusual_models(rank: int, world_size: int, case: int) -> None:
+    make, run = ASSIGNED[case]
+    models = _models(make())
+    kept: list[tuple[torch.Tensor, torch.Tensor]] = []
+    for step in range(2 * STEPS):
+        for model in models:
+            model.zero_grad()
+            run(model, _input(step, rank, 16))
+        _same(models[1], models[0], f"step {step}")
+        assert all(torch.equal(a, b) for a, b in kept), f"step {step}"
+        kept += [(p.grad, p.grad.clone()) for p in models[1].parameters() if p.grad is not None]
+
+
+def _joined_early(rank: int, world_size: int) -> None:
+    models = _models(_Chain(_linear(), _linear()))
+    kept: list[tuple[torch.Tensor, torch.Tensor]] = []
+    for turn in range(3):
+        for model in models:
+            with model.join():
+                for step in range(3 + 2 * rank):
+                    model.zero_grad()
+                    model(_input(10 * turn + step, rank, 16)).square().sum().backward()
+                    assert all(torch.equal(a, b) for a, b in kept), f"turn {turn}, step {step}"
+        kept += [(p.grad, p.grad.clone()) for p in models[1].parameters() if p.grad is not None]
+
+
+def _replaced_by_hooks(rank: int, world_size: int) -> None:
+    """Hooks that keep the gradient that was just made, and put something else in its place."""
+    models = _models(_Chain(_linear(), _linear()))
+    kept: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def double(parameter: nn.Parameter) -> None:
+        assert parameter.grad is not None
+        kept.append((parameter.grad, parameter.grad.clone()))
+        parameter.grad = parameter.grad * 2
+
+    for model in models:
+        for parameter in model.parameters():
+            parameter.register_post_accumulate_grad_hook(double)  # type: ignore[no-untyped-call]
+    for step in range(2 * STEPS):
+        _train(rank, models, step)
+        assert all(torch.equal(a, b) for a, b in kept), f"step {step}"
+
+
+class _Assigns(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = _linear()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for parameter in self.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+        result: torch.Tensor = self.inner(x)
+        return result
+
+
+def _assigned_in_the_forward_pass(rank: int, world_size: int) -> None:
+    models = _models(_Assigns())
+    for step in range(STEPS):
+        for model in models:
+            model(_input(step, rank, 16)).square().sum().backward()
+        _same(models[1], models[0], f"step {step}")
+
+
+def _in_two_models(rank: int, world_size: int) -> None:
+    """Layers that two models share, which take turns."""
+    pairs = []
+    torch.manual_seed(2)
+    base = _linear(), _linear(), _linear()
+    for in_arena in (False, True):
+        shared, a, b = copy.deepcopy(base)
+        models = [DDP(_Chain(shared, each)) for each in (a, b)]
+        pairs.append([horon.ddp_in_arena(model) for model in models] if in_arena else models)
+    kept: list[tuple[torch.Tensor, torch.Tensor]] = []
+    for step in range(3 * STEPS):
+        for pair in pairs:
+            for model in pair:
+                model.zero_grad()
+            pair[step % 2](_input(step, rank, 16)).square().sum().backward()
+            if step % 3 == 2:
+                pair[1 - step % 2](_input(step, rank, 16)).square().sum().backward()
+        for ours, theirs in zip(pairs[1], pairs[0], strict=True):
+            for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
+                assert (a.grad is None) == (b.grad is None)
+                if a.grad is not None and b.grad is not None:
+                    torch.testing.assert_close(a.grad, b.grad, msg=lambda text, s=step: f"step {s}: {text}")
+                    kept.append((a.grad, a.grad.clone()))
+        assert all(torch.equal(a, b) for a, b in kept), f"step {step}"
+
+
+def _without_room(rank: int, world_size: int) -> None:
+    """The buckets stay outside of the arena."""
+    filling = []
+    with pytest.raises(torch.OutOfMemoryError):
+        while True:
+            filling.append(horon.empty(1000))
+    for body in (_stays_what_was_assigned, _stays_what_it_was, _kept_of_unusual_models):
+        body(rank, world_size, 0)
+
+
 OWN_BODIES = [
+    _joined_early,
+    _replaced_by_hooks,
+    _assigned_in_the_forward_pass,
+    _in_two_models,
     _kept_by_hooks_of_each_step,
     _kept_while_not_used,
     _given_to_another,
@@ -559,6 +771,17 @@ def test_checkpointed(reentrant: bool, are_views: bool) -> None:
 @pytest.mark.parametrize("body", OWN_BODIES, ids=lambda body: body.__name__.strip("_"))
 def test_own_gradients(body: Callable[[int, int], None]) -> None:
     run_ranks(_of_kind, 2, False, body)
+
+
+@pytest.mark.parametrize("case", range(len(ASSIGNED)))
+@pytest.mark.parametrize("body", [_stays_what_was_assigned, _stays_what_it_was, _kept_of_unusual_models])
+def test_unusual_ways_to_train(body: Callable[[int, int, int], None], case: int) -> None:
+    run_ranks(_of_kind, 2, False, body, case)
+
+
+def test_own_gradients_without_room() -> None:
+    env = {"HORON_ARENA_BYTES": "9000000"}
+    assert_clean_exits(run_fresh_processes(_of_kind, 2, False, _without_room, env=env, executed=True))
 
 
 @pytest.mark.parametrize("how", ["itself", "view", "numpy", "storage", "of the last parameter"])
