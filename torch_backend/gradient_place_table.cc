@@ -404,8 +404,8 @@ bool GradientPlaceTable::is_in_place(const GradientPlaces* model, Parameter para
                                      const at::Tensor& gradient) {
   const std::lock_guard lock(mutex_);
   const SharedPlace place = own_place(model, parameter);
-  return place && gradient.has_storage() && gradient.is_alias_of(place->part) &&
-         lies_in_place(gradient, place->part);
+  return place && lies_in_place(gradient, place->part) && gradient.is_alias_of(place->part) &&
+         gradient.storage().unsafeGetStorageImpl() != place->part.storage().unsafeGetStorageImpl();
 }
 
 void GradientPlaceTable::add_size(const GradientPlace& place) {

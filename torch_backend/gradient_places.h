@@ -93,7 +93,7 @@ class GradientPlaces {
   // is stored.
   void begin_pass() const;
   void end_pass() const;
-  // Whether the parameter's gradient lies where it belongs.
+  // Whether the parameter's gradient lies where it belongs, and is not DDP's view.
   bool is_in_place(const at::Tensor& parameter, const at::Tensor& gradient) const;
   // What was made in the place, but is not the parameter's gradient any more, gets other memory.
   void give_way(const at::Tensor& parameter) const;

@@ -66,7 +66,9 @@ OwnGradients::OwnGradients(std::vector<at::Tensor> parameters)
 
 OwnGradients::~OwnGradients() {
   for (std::size_t i = 0; i < see_hooks_.size(); ++i) {
-    torch::autograd::impl::grad_accumulator(parameters_[i])->del_post_hook(see_hooks_[i]);
+    if (auto accumulator = torch::autograd::impl::try_get_grad_accumulator(parameters_[i])) {
+      accumulator->del_post_hook(see_hooks_[i]);
+    }
   }
 }
 

@@ -42,7 +42,9 @@ class _Passes:
         self.handles: list[torch.utils.hooks.RemovableHandle] = []
 
     def begin_forward(self, model: DistributedDataParallel, _: object) -> None:
-        if self.parts is not None and torch.is_grad_enabled():
+        if not torch.is_grad_enabled():
+            return  # also between two parts of a backward pass
+        if self.parts is not None:
             self.parts.set_lending(bool(model.require_backward_grad_sync), not model.static_graph)
         if self.own is not None:
             self.own.begin_forward()

@@ -536,6 +536,8 @@ def _step_after_no_sync(model: DDP, x: torch.Tensor) -> None:
 def _step_in_two(model: DDP, x: torch.Tensor) -> None:
     first, second = model(x)
     first.square().sum().backward()
+    with torch.no_grad():
+        model(x)
     second.square().sum().backward()
 
 
@@ -670,6 +672,15 @@ class _Assigns(nn.Module):
         return result
 
 
+def _frozen_in_the_end(rank: int, world_size: int) -> None:
+    models = _models(_Chain(_linear(), _linear()))
+    _train(rank, models, 0)
+    for model in models:
+        module = model.module.requires_grad_(False)
+    del models, model
+    module(_input(0, rank, 16))
+
+
 def _assigned_in_the_forward_pass(rank: int, world_size: int) -> None:
     models = _models(_Assigns())
     for step in range(STEPS):
@@ -718,6 +729,7 @@ OWN_BODIES = [
     _joined_early,
     _replaced_by_hooks,
     _assigned_in_the_forward_pass,
+    _frozen_in_the_end,
     _in_two_models,
     _kept_by_hooks_of_each_step,
     _kept_while_not_used,
