@@ -68,6 +68,10 @@ bool is_stored_gradient(const c10::StorageImpl& storage, const GradientPlace& pl
          stored.storage().unsafeGetStorageImpl() == &storage;
 }
 
+bool have_one_storage(const at::Tensor& a, const at::Tensor& b) {
+  return a.storage().unsafeGetStorageImpl() == b.storage().unsafeGetStorageImpl();
+}
+
 bool is_kept(const GradientPlace& place) {
   const auto own = own_gradient(place);
   return own && !is_stored_gradient(*own, place);
@@ -405,7 +409,14 @@ bool GradientPlaceTable::is_in_place(const GradientPlaces* model, Parameter para
   const std::lock_guard lock(mutex_);
   const SharedPlace place = own_place(model, parameter);
   return place && lies_in_place(gradient, place->part) && gradient.is_alias_of(place->part) &&
-         gradient.storage().unsafeGetStorageImpl() != place->part.storage().unsafeGetStorageImpl();
+         !have_one_storage(gradient, place->part);
+}
+
+bool GradientPlaceTable::is_view(const GradientPlaces* model, Parameter parameter,
+                                 const at::Tensor& gradient) {
+  const std::lock_guard lock(mutex_);
+  const SharedPlace place = own_place(model, parameter);
+  return place && gradient.has_storage() && have_one_storage(gradient, place->part);
 }
 
 void GradientPlaceTable::add_size(const GradientPlace& place) {

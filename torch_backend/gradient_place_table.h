@@ -110,6 +110,7 @@ class GradientPlaceTable {
   void begin_pass(const GradientPlaces* model);
   void end_pass(const GradientPlaces* model);
   bool is_in_place(const GradientPlaces* model, Parameter parameter, const at::Tensor& gradient);
+  bool is_view(const GradientPlaces* model, Parameter parameter, const at::Tensor& gradient);
   void give_way(const GradientPlaces* model, Parameter parameter);
 
   // See leave_place() in gradient_places.h.

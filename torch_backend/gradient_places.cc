@@ -291,6 +291,10 @@ bool GradientPlaces::is_in_place(const at::Tensor& parameter, const at::Tensor& 
   return table().is_in_place(this, parameter.unsafeGetTensorImpl(), gradient);
 }
 
+bool GradientPlaces::is_view(const at::Tensor& parameter, const at::Tensor& gradient) const {
+  return table().is_view(this, parameter.unsafeGetTensorImpl(), gradient);
+}
+
 void GradientPlaces::end_pass() const { table().end_pass(this); }
 
 void GradientPlaces::give_way(const at::Tensor& parameter) const {

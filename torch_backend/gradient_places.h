@@ -95,6 +95,8 @@ class GradientPlaces {
   void end_pass() const;
   // Whether the parameter's gradient lies where it belongs, and is not DDP's view.
   bool is_in_place(const at::Tensor& parameter, const at::Tensor& gradient) const;
+  // Whether it is DDP's view.
+  bool is_view(const at::Tensor& parameter, const at::Tensor& gradient) const;
   // What was made in the place, but is not the parameter's gradient any more, gets other memory.
   void give_way(const at::Tensor& parameter) const;
 

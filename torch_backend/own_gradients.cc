@@ -110,8 +110,9 @@ void OwnGradients::end_rebuild() {
 
 const at::Tensor& OwnGradients::separate(std::size_t parameter) {
   at::Tensor& gradient = parameters_[parameter].mutable_grad();
-  if (gradient.defined() && is_in_some_bucket(gradient) &&
-      !places_->is_in_place(parameters_[parameter], gradient)) {
+  if (gradient.defined() &&
+      (is_in_some_bucket(gradient) ? !places_->is_in_place(parameters_[parameter], gradient)
+                                   : places_->is_view(parameters_[parameter], gradient))) {
     const c10::AutoGradMode no_graph(false);
     gradient = gradient.clone();
   }

@@ -79,12 +79,12 @@ def _of_kind(rank: int, world_size: int, are_views: bool, body: Callable[..., No
     body(rank, world_size, *args)
 
 
-def _models(base: nn.Module, **options: bool) -> tuple[DDP, DDP]:
+def _models(base: nn.Module, **options: Any) -> tuple[DDP, DDP]:
     """The same model under plain DDP and in the arena."""
     torch.manual_seed(1)
-    options["gradient_as_bucket_view"] = KIND.are_views
-    plain = DDP(copy.deepcopy(base), bucket_cap_mb=0.3, **options)
-    model = DDP(copy.deepcopy(base), bucket_cap_mb=0.3, **options)
+    options = {"bucket_cap_mb": 0.3, "gradient_as_bucket_view": KIND.are_views, **options}
+    plain = DDP(copy.deepcopy(base), **options)
+    model = DDP(copy.deepcopy(base), **options)
     return plain, horon.ddp_in_arena(model)
 
 
@@ -211,14 +211,29 @@ class _TwoProducts(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.after_another = False
+        self.is_second_plain = False
         self.a = nn.Parameter(torch.randn(WIDE, WIDE))
         self.b = nn.Parameter(torch.randn(WIDE, WIDE))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = x.repeat(1, WIDE // WIDTH)
         product: Any = AfterAnother.apply if self.after_another else torch.matmul
-        result: torch.Tensor = product(x, self.a) + 2 * product(x, self.b)
+        second: Any = torch.matmul if self.is_second_plain else product
+        result: torch.Tensor = product(x, self.a) + 2 * second(x, self.b)
         return result
+
+
+def _something_else_in_one_bucket(rank: int, world_size: int) -> None:
+    """It gets other memory when a gradient is there that DDP has seen."""
+    models = _models(_TwoProducts(), bucket_cap_mb=25)
+    for step in range(STEPS):
+        AfterAnother.kept.clear()
+        for model in models:
+            model.module.is_second_plain = True
+            model.module.after_another = step == 3
+        _train(rank, models, step)
+        assert len(AfterAnother.kept) == (2 if step == 3 else 0)
+        assert all((kept == 7).all() for kept in AfterAnother.kept), f"step {step}"
 
 
 def _something_else_in_two_buckets(rank: int, world_size: int) -> None:
@@ -402,6 +417,24 @@ def _kept_over_steps(rank: int, world_size: int, how: str) -> None:
                 assert layer.weight.grad is not None
                 show = _keep(layer.weight.grad, how)
                 kept.append((show, show().clone()))
+
+
+def _kept_of_another_ranks_use(rank: int, world_size: int) -> None:
+    """DDP gives a rank that has not used a parameter the average, too."""
+    models = _models(_Alternating(), find_unused_parameters=True)
+    for model in models:
+        model.module.turn = rank
+    kept: list[tuple[torch.Tensor, torch.Tensor]] = []
+    for step in range(3 * STEPS):
+        for model in models:
+            model.zero_grad()
+            model(_input(step, rank, 16)).square().sum().backward()
+        for a, b in zip(models[1].parameters(), models[0].parameters(), strict=True):
+            assert (a.grad is None) == (b.grad is None)
+            if a.grad is not None:
+                torch.testing.assert_close(a.grad, b.grad)
+                kept.append((a.grad, a.grad.clone()))
+        assert all(torch.equal(a, b) for a, b in kept), f"step {step}"
 
 
 def _kept_while_not_used(rank: int, world_size: int) -> None:
@@ -629,6 +662,21 @@ def _kept_of_unusual_models(rank: int, world_size: int, case: int) -> None:
         kept += [(p.grad, p.grad.clone()) for p in models[1].parameters() if p.grad is not None]
 
 
+def _called_past_the_hooks(rank: int, world_size: int) -> None:
+    """With `model.forward` nobody undoes what DDP makes of gradients when it lays its buckets out anew: once, they
+    become other tensors. What is kept later stays as it is."""
+    models = _models(_Chain(_linear(), _linear()))
+    kept: list[tuple[torch.Tensor, torch.Tensor]] = []
+    for step in range(2 * STEPS):
+        for model in models:
+            model.zero_grad(set_to_none=step > 3)
+            model.forward(_input(step, rank, 16)).square().sum().backward()
+        _same(models[1], models[0], f"step {step}")
+        assert all(torch.equal(a, b) for a, b in kept), f"step {step}"
+        if step >= 3:
+            kept += [(layer.weight.grad, layer.weight.grad.clone()) for layer in models[1].module.layers]
+
+
 def _joined_early(rank: int, world_size: int) -> None:
     models = _models(_Chain(_linear(), _linear()))
     kept: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -732,13 +780,16 @@ OWN_BODIES = [
     _frozen_in_the_end,
     _in_two_models,
     _kept_by_hooks_of_each_step,
+    _kept_of_another_ranks_use,
     _kept_while_not_used,
+    _called_past_the_hooks,
     _given_to_another,
     _returned_by_hooks,
     _copies_are_small,
 ]
 
 BODIES = [
+    _something_else_in_one_bucket,
     _something_else_in_two_buckets,
     _static_graph,
     _unused_parameters,
