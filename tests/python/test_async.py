@@ -340,10 +340,12 @@ def _no_thread(rank: int, world_size: int, how: str) -> None:
     dist.all_reduce(tensor)
     with open("/proc/self/statm") as statm:
         mapped_bytes = int(statm.read().split()[0]) * resource.getpagesize()
-    # No room for the stack of one more thread.
+    # No room for the stack of one more thread, when those of threads that have ended are taken.
     resource.setrlimit(resource.RLIMIT_AS, (mapped_bytes + (3 << 20), resource.RLIM_INFINITY))
+    is_over = threading.Event()
     with pytest.raises(RuntimeError):
-        threading.Thread(target=print).start()
+        for _ in range(100):
+            threading.Thread(target=is_over.wait, daemon=True).start()
     if rank == 1:
         time.sleep(0.5)
     if how == "message":
@@ -359,6 +361,7 @@ def _no_thread(rank: int, world_size: int, how: str) -> None:
             work.wait(timedelta(seconds=20))
         assert tensor.tolist() == [float(world_size)] * 3
     dist.all_reduce(tensor)
+    is_over.set()
     dist.destroy_process_group()
 
 
