@@ -40,11 +40,9 @@ bool is_within(const void* address, const c10::StorageImpl& memory) {
   return at >= begin && at < begin + memory.nbytes();
 }
 
-const at::Tensor& variable_of(const GradientPlace& place) {
-  return static_cast<const torch::autograd::AccumulateGrad&>(*place.accumulator).variable;
+const at::Tensor& stored_gradient(const GradientPlace& place) {
+  return static_cast<const torch::autograd::AccumulateGrad&>(*place.accumulator).variable.grad();
 }
-
-const at::Tensor& stored_gradient(const GradientPlace& place) { return variable_of(place).grad(); }
 
 bool wants_one(const GradientPlace& place) {
   return place.is_used && !place.is_misfit && !place.habit.is_hopeless() &&
@@ -66,10 +64,6 @@ bool is_stored_gradient(const c10::StorageImpl& storage, const GradientPlace& pl
   const at::Tensor& stored = stored_gradient(place);
   return stored.defined() && stored.has_storage() &&
          stored.storage().unsafeGetStorageImpl() == &storage;
-}
-
-bool have_one_storage(const at::Tensor& a, const at::Tensor& b) {
-  return a.storage().unsafeGetStorageImpl() == b.storage().unsafeGetStorageImpl();
 }
 
 bool is_kept(const GradientPlace& place) {
@@ -171,12 +165,13 @@ void GradientPlaceTable::set(Parameter parameter, SharedPlace place) {
       place->loan = known->loan;
     }
   }
-  if (known && known->model == place->model && known->bytes == place->bytes) {
-    place->is_misfit = place->is_misfit || known->is_misfit;
+  const bool is_successor = known && known->model == place->model && known->bytes == place->bytes;
+  if (is_successor) {
     place->own = known->own;
   }
   place->set_in = torch::autograd::get_current_graph_task_id();
-  place->is_misfit = place->is_misfit || misfits_.contains({place->model, place->bytes});
+  place->is_misfit =
+      (is_successor && known->is_misfit) || misfits_.contains({place->model, place->bytes});
   add_size(*place);
   std::swap(known, place);  // the old one dies after the lock
 }
@@ -393,36 +388,35 @@ void GradientPlaceTable::end_pass(const GradientPlaces* model) {
 
 void GradientPlaceTable::give_way(const GradientPlaces* model, Parameter parameter) {
   const std::lock_guard lock(mutex_);
-  if (const SharedPlace place = own_place(model, parameter); place && is_kept(*place)) {
+  if (const SharedPlace place = place_of(model, parameter); place && is_kept(*place)) {
     move_own_gradient(*place);
   }
 }
 
-std::shared_ptr<GradientPlace> GradientPlaceTable::own_place(const GradientPlaces* model,
-                                                             Parameter parameter) const {
+std::shared_ptr<GradientPlace> GradientPlaceTable::place_of(const GradientPlaces* model,
+                                                            Parameter parameter) const {
   const auto found = places_.find(parameter);
   return found != places_.end() && found->second->model == model ? found->second : nullptr;
 }
 
-bool GradientPlaceTable::is_in_place(const GradientPlaces* model, Parameter parameter,
-                                     const at::Tensor& gradient) {
+bool GradientPlaceTable::is_misplaced(const GradientPlaces* model, Parameter parameter,
+                                      const at::Tensor& gradient) {
+  if (!gradient.has_storage()) {
+    return false;
+  }
   const std::lock_guard lock(mutex_);
-  const SharedPlace place = own_place(model, parameter);
-  return place && lies_in_place(gradient, place->part) && gradient.is_alias_of(place->part) &&
-         !have_one_storage(gradient, place->part);
-}
-
-bool GradientPlaceTable::is_view(const GradientPlaces* model, Parameter parameter,
-                                 const at::Tensor& gradient) {
-  const std::lock_guard lock(mutex_);
-  const SharedPlace place = own_place(model, parameter);
-  return place && gradient.has_storage() && have_one_storage(gradient, place->part);
+  const SharedPlace place = place_of(model, parameter);
+  if (place &&
+      gradient.storage().unsafeGetStorageImpl() == place->part.storage().unsafeGetStorageImpl()) {
+    return true;
+  }
+  const bool is_in_some_bucket =
+      gradient.storage().data_ptr().get_deleter() == &c10::refcounted_deleter;
+  return is_in_some_bucket &&
+         !(place && lies_in_place(gradient, place->part) && gradient.is_alias_of(place->part));
 }
 
 void GradientPlaceTable::add_size(const GradientPlace& place) {
-  if (place.is_misfit) {
-    return;
-  }
   Sizes& sizes = place.device.is_cpu() ? on_cpu_ : on_gpu_;
   sizes.words[word_of(place.bytes)].fetch_or(bit_of(place.bytes), std::memory_order_relaxed);
 }

@@ -109,8 +109,7 @@ class GradientPlaceTable {
   // See GradientPlaces.
   void begin_pass(const GradientPlaces* model);
   void end_pass(const GradientPlaces* model);
-  bool is_in_place(const GradientPlaces* model, Parameter parameter, const at::Tensor& gradient);
-  bool is_view(const GradientPlaces* model, Parameter parameter, const at::Tensor& gradient);
+  bool is_misplaced(const GradientPlaces* model, Parameter parameter, const at::Tensor& gradient);
   void give_way(const GradientPlaces* model, Parameter parameter);
 
   // See leave_place() in gradient_places.h.
@@ -148,7 +147,7 @@ class GradientPlaceTable {
   // See begin_pass() in gradient_places.h.
   void leave_to_keepers(const GradientPlaces* model);
 
-  SharedPlace own_place(const GradientPlaces* model, Parameter parameter) const;
+  SharedPlace place_of(const GradientPlaces* model, Parameter parameter) const;
   void add_size(const GradientPlace& place);
 
   Sizes on_cpu_;

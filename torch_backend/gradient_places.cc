@@ -287,12 +287,8 @@ void GradientPlaces::set(std::size_t index, const at::Tensor& parameter,
 
 void GradientPlaces::begin_pass() const { table().begin_pass(this); }
 
-bool GradientPlaces::is_in_place(const at::Tensor& parameter, const at::Tensor& gradient) const {
-  return table().is_in_place(this, parameter.unsafeGetTensorImpl(), gradient);
-}
-
-bool GradientPlaces::is_view(const at::Tensor& parameter, const at::Tensor& gradient) const {
-  return table().is_view(this, parameter.unsafeGetTensorImpl(), gradient);
+bool GradientPlaces::is_misplaced(const at::Tensor& parameter, const at::Tensor& gradient) const {
+  return table().is_misplaced(this, parameter.unsafeGetTensorImpl(), gradient);
 }
 
 void GradientPlaces::end_pass() const { table().end_pass(this); }

@@ -14,10 +14,9 @@
 // 2. With DDP, a hook sees the gradient before autograd stores it. If it lies in its place and is
 //    nobody else's, the hook makes it a view of the bucket, or, without gradient_as_bucket_view,
 //    a tensor that DDP takes for one (Note [Own gradients] in own_gradients.h), and nothing is left
-//    to copy. In a pack
-//    it stays an ordinary tensor until the pack comes to write (GradientPack::settle): a hook of
-//    the user's may keep it, and a gradient that others have, too, is copied when it is stored,
-//    which copy is then made in the place.
+//    to copy. In a pack it stays an ordinary tensor until the pack comes to write
+//    (GradientPack::settle): a hook of the user's may keep it, and a gradient that others have,
+//    too, is copied when it is stored, which copy is then made in the place.
 // 3. A node may behave differently the next time, so that something else lies in the place, an
 //    intermediate result, which may live on; or the gradient may be kept by somebody. Then the
 //    bucket gets other memory, before anything is written into the place, and what lies there stays
@@ -93,10 +92,8 @@ class GradientPlaces {
   // is stored.
   void begin_pass() const;
   void end_pass() const;
-  // Whether the parameter's gradient lies where it belongs, and is not DDP's view.
-  bool is_in_place(const at::Tensor& parameter, const at::Tensor& gradient) const;
-  // Whether it is DDP's view.
-  bool is_view(const at::Tensor& parameter, const at::Tensor& gradient) const;
+  // Whether the parameter's gradient is DDP's view, or lies in a bucket where it does not belong.
+  bool is_misplaced(const at::Tensor& parameter, const at::Tensor& gradient) const;
   // What was made in the place, but is not the parameter's gradient any more, gets other memory.
   void give_way(const at::Tensor& parameter) const;
 

@@ -2,7 +2,7 @@
 
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
-#include <c10/core/RefcountedDeleter.h>
+
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/function_hook.h>
@@ -52,11 +52,6 @@ class SeeHook final : public torch::autograd::FunctionPostHook {
   const std::weak_ptr<OwnGradients> gradients_;
   const std::size_t parameter_;
 };
-
-bool is_in_some_bucket(const at::Tensor& gradient) {
-  return gradient.has_storage() &&
-         gradient.storage().data_ptr().get_deleter() == &c10::refcounted_deleter;
-}
 
 }  // namespace
 
@@ -110,9 +105,7 @@ void OwnGradients::end_rebuild() {
 
 const at::Tensor& OwnGradients::separate(std::size_t parameter) {
   at::Tensor& gradient = parameters_[parameter].mutable_grad();
-  if (gradient.defined() &&
-      (is_in_some_bucket(gradient) ? !places_->is_in_place(parameters_[parameter], gradient)
-                                   : places_->is_view(parameters_[parameter], gradient))) {
+  if (gradient.defined() && places_->is_misplaced(parameters_[parameter], gradient)) {
     const c10::AutoGradMode no_graph(false);
     gradient = gradient.clone();
   }

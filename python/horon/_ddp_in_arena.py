@@ -25,7 +25,6 @@ from horon import _C  # noqa: E402
 from horon._words import is_on  # noqa: E402
 
 kVariable = "HORON_DDP_IN_ARENA"
-_kIsAutomatic = "_horon_is_in_arena_by_itself"
 
 
 class _Passes:
@@ -40,6 +39,7 @@ class _Passes:
         self.parts = parts
         self.own = own
         self.handles: list[torch.utils.hooks.RemovableHandle] = []
+        self.is_automatic = False  # in the arena by HORON_DDP_IN_ARENA, and by nothing else
 
     def begin_forward(self, model: DistributedDataParallel, _: object) -> None:
         if not torch.is_grad_enabled():
@@ -83,9 +83,6 @@ def ddp_in_arena(model: DistributedDataParallel) -> DistributedDataParallel:
         raise ValueError(f"horon: ddp_in_arena: the model's process group uses {name}; init it with 'horon'.")
     if _is_automatic(model):
         return model
-    for other in _sharing_with(model):
-        _take_out(other)
-        _C.register_ddp_arena_hook(other.reducer, other.process_group, _C.DdpGradients.COPIED, None)
     gradients = _kind_of_gradients(model)
     own = None
     if gradients == _C.DdpGradients.OWN:
@@ -101,16 +98,22 @@ def ddp_in_arena(model: DistributedDataParallel) -> DistributedDataParallel:
         passes.handles.append(model.register_forward_pre_hook(passes.begin_forward))
         if own is not None:
             passes.handles.append(model.module.register_forward_pre_hook(_EndsRebuild(passes)))
+    _copy_where_shared(model)
     return model
 
 
 _with_own_gradients: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
 
 
-def _sharing_with(model: DistributedDataParallel) -> list[DistributedDataParallel]:
-    """Models with gradients of the caller's own, but in the arena, that have a parameter in common with this one."""
+def _copy_where_shared(model: DistributedDataParallel) -> None:
+    """Gradients of other models that have a parameter in common with this one are copied from now on."""
     parameters = set(model.parameters())
-    return [m for m in _with_own_gradients if m is not model and not parameters.isdisjoint(m.parameters())]
+    for other in list(_with_own_gradients):
+        if other is not model and not parameters.isdisjoint(other.parameters()):
+            is_automatic = _is_automatic(other)
+            _take_out(other)
+            if not is_automatic:
+                _C.register_ddp_arena_hook(other.reducer, other.process_group, _C.DdpGradients.COPIED, None)
 
 
 def _take_out(model: DistributedDataParallel) -> None:
@@ -148,11 +151,12 @@ def _parameters_of(model: DistributedDataParallel) -> tuple[list[torch.Tensor], 
 def _kind_of_gradients(model: DistributedDataParallel) -> _C.DdpGradients:
     if model.gradient_as_bucket_view:
         return _C.DdpGradients.VIEWS
+    parameters, are_sparse = _parameters_of(model)
     # What ends a backward pass elsewhere, or has other buckets.
     special = (
         model.static_graph,
-        any(_parameters_of(model)[1]),
-        _C.OwnGradients.are_shared(_parameters_of(model)[0]),
+        any(are_sparse),
+        _C.OwnGradients.are_shared(parameters),
         model.mixed_precision,
         model._use_python_reducer,
         model._delay_all_reduce_params,
@@ -206,13 +210,14 @@ def _then_in_arena(construct: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(construct)
     def __init__(model: DistributedDataParallel, *args: Any, **kwargs: Any) -> None:
         construct(model, *args, **kwargs)
-        if (
-            model.device.type == "cpu"
-            and _is_horon(model.process_group)
-            and _kind_of_gradients(model) != _C.DdpGradients.COPIED
-        ):
-            ddp_in_arena(model)
-            model.__dict__[_kIsAutomatic] = True
+        if model.device.type != "cpu" or not _is_horon(model.process_group):
+            return
+        if _kind_of_gradients(model) == _C.DdpGradients.COPIED:
+            _copy_where_shared(model)
+            return
+        passes = _passes_of(ddp_in_arena(model))
+        assert passes is not None
+        passes.is_automatic = True
 
     __init__._is_horons = True  # type: ignore[attr-defined]
     return __init__
@@ -223,14 +228,14 @@ def _out_of_arena_before(register: Callable[..., None]) -> Callable[..., None]:
     def register_hook(model: DistributedDataParallel, *args: Any, **kwargs: Any) -> None:
         if _is_automatic(model):
             _take_out(model)
-        model.__dict__.pop(_kIsAutomatic, None)
         register(model, *args, **kwargs)
 
     return register_hook
 
 
 def _is_automatic(model: DistributedDataParallel) -> bool:
-    return _kIsAutomatic in model.__dict__ and _passes_of(model) is not None
+    passes = _passes_of(model)
+    return passes is not None and passes.is_automatic
 
 
 def _passes_of(model: DistributedDataParallel) -> _Passes | None:

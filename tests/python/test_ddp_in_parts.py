@@ -11,7 +11,6 @@ import contextlib
 import copy
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import horon
@@ -19,6 +18,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from after_another import AfterAnother
+from ddp_gradients import KIND, of_kind, views_and_own
 from harness import on_gloo, run_ranks
 from horon import _ddp_in_arena
 from torch import nn
@@ -72,21 +72,6 @@ def _option(value: str) -> Iterator[None]:
         del os.environ["HORON_REDUCE_WHILE_MADE"]
         if before is not None:
             os.environ["HORON_REDUCE_WHILE_MADE"] = before
-
-
-@dataclass
-class _Kind:
-    """Whether gradients are views of DDP's buckets, in the case that runs."""
-
-    are_views: bool = True
-
-
-KIND = _Kind()
-
-
-def _of_kind(rank: int, world_size: int, are_views: bool, body: Callable[..., None], *args: object) -> None:
-    KIND.are_views = are_views
-    body(rank, world_size, *args)
 
 
 def _wrap(base: nn.Module, group: dist.ProcessGroup, in_arena: bool, **options: Any) -> DDP:
@@ -349,17 +334,14 @@ BODIES = [
 ]
 
 
-views_and_own = pytest.mark.parametrize("are_views", [True, False], ids=["views", "own"])
-
-
 @views_and_own
 @pytest.mark.parametrize("body", BODIES, ids=lambda body: body.__name__.strip("_"))
 def test_ddp_in_parts(body: Callable[[int, int], None], are_views: bool) -> None:
-    run_ranks(_of_kind, 2, are_views, body)
+    run_ranks(of_kind, 2, are_views, body)
 
 
 @views_and_own
 @pytest.mark.parametrize("bucket_cap_mb", [0.3, 25])
 @pytest.mark.parametrize("batch", [1, 4, 64])
 def test_same_bits(batch: int, bucket_cap_mb: float, are_views: bool) -> None:
-    run_ranks(_of_kind, 2, are_views, _same_bits, batch, bucket_cap_mb)
+    run_ranks(of_kind, 2, are_views, _same_bits, batch, bucket_cap_mb)

@@ -81,8 +81,26 @@ def _hooks_of_the_user(rank: int, world_size: int) -> None:
             expect_error(lambda model=model: model.register_comm_hook(None, hook), "only be called once")
 
 
+def _in_two_models(rank: int, world_size: int) -> None:
+    """Layers that two models have in common, which take part in one backward pass."""
+    shared, reference = _base(), _base()
+    models = [DDP(shared), DDP(nn.Sequential(shared, nn.Tanh()))]
+    for step in range(STEPS):
+        shared.zero_grad()
+        reference.zero_grad()
+        x = _input(step, rank)
+        (models[0](x).square().sum() + models[1](x).sum()).backward()
+        (reference(x).square().sum() + torch.tanh(reference(x)).sum()).backward()
+        for ours, theirs in zip(shared.parameters(), reference.parameters(), strict=True):
+            assert ours.grad is not None and theirs.grad is not None
+            expected = theirs.grad.clone()
+            dist.all_reduce(expected)
+            torch.testing.assert_close(ours.grad, expected / world_size, msg=lambda text, s=step: f"{s}: {text}")
+    models[0].register_comm_hook(None, default_hooks.allreduce_hook)
+
+
 def _all(rank: int, world_size: int) -> None:
-    for body in (_every_model, _others, _hooks_of_the_user):
+    for body in (_every_model, _others, _hooks_of_the_user, _in_two_models):
         body(rank, world_size)
     dist.destroy_process_group()
 

@@ -7,13 +7,13 @@ import copy
 import functools
 import pickle
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import horon
 import pytest
 import torch
 from after_another import AfterAnother
+from ddp_gradients import KIND, of_kind, views_and_own
 from harness import assert_clean_exits, on_gloo, run_fresh_processes, run_ranks
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
@@ -62,21 +62,6 @@ class _Sums(nn.Module):
         x = x @ (self.a + self.b) / WIDTH
         x = torch.tanh(x @ self.twice / WIDTH) @ self.twice / WIDTH
         return torch.tanh(x @ self.turned.view(WIDTH, WIDTH).t().t() / WIDTH)
-
-
-@dataclass
-class _Kind:
-    """Whether gradients are views of DDP's buckets, in the case that runs."""
-
-    are_views: bool = True
-
-
-KIND = _Kind()
-
-
-def _of_kind(rank: int, world_size: int, are_views: bool, body: Callable[..., None], *args: object) -> None:
-    KIND.are_views = are_views
-    body(rank, world_size, *args)
 
 
 def _models(base: nn.Module, **options: Any) -> tuple[DDP, DDP]:
@@ -804,49 +789,46 @@ BODIES = [
 ]
 
 
-views_and_own = pytest.mark.parametrize("are_views", [True, False], ids=["views", "own"])
-
-
 @views_and_own
 @pytest.mark.parametrize("body", BODIES, ids=lambda body: body.__name__.strip("_"))
 def test_gradients_in_their_places(body: Callable[[int, int], None], are_views: bool) -> None:
-    run_ranks(_of_kind, 2, are_views, body)
+    run_ranks(of_kind, 2, are_views, body)
 
 
 @views_and_own
 @pytest.mark.parametrize("from_step", [0, 3])
 def test_something_else_lies_there(from_step: int, are_views: bool) -> None:
-    run_ranks(_of_kind, 2, are_views, _something_else_lies_there, from_step)
+    run_ranks(of_kind, 2, are_views, _something_else_lies_there, from_step)
 
 
 @views_and_own
 @pytest.mark.parametrize("batch", [16, WIDTH, 300])
 def test_shared_and_turned(batch: int, are_views: bool) -> None:
-    run_ranks(_of_kind, 2, are_views, _shared_and_turned, batch)
+    run_ranks(of_kind, 2, are_views, _shared_and_turned, batch)
 
 
 @views_and_own
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_checkpointed(reentrant: bool, are_views: bool) -> None:
-    run_ranks(_of_kind, 2, are_views, _checkpointed, reentrant)
+    run_ranks(of_kind, 2, are_views, _checkpointed, reentrant)
 
 
 @pytest.mark.parametrize("body", OWN_BODIES, ids=lambda body: body.__name__.strip("_"))
 def test_own_gradients(body: Callable[[int, int], None]) -> None:
-    run_ranks(_of_kind, 2, False, body)
+    run_ranks(of_kind, 2, False, body)
 
 
 @pytest.mark.parametrize("case", range(len(ASSIGNED)))
 @pytest.mark.parametrize("body", [_stays_what_was_assigned, _stays_what_it_was, _kept_of_unusual_models])
 def test_unusual_ways_to_train(body: Callable[[int, int, int], None], case: int) -> None:
-    run_ranks(_of_kind, 2, False, body, case)
+    run_ranks(of_kind, 2, False, body, case)
 
 
 def test_own_gradients_without_room() -> None:
     env = {"HORON_ARENA_BYTES": "9000000"}
-    assert_clean_exits(run_fresh_processes(_of_kind, 2, False, _without_room, env=env, executed=True))
+    assert_clean_exits(run_fresh_processes(of_kind, 2, False, _without_room, env=env, executed=True))
 
 
 @pytest.mark.parametrize("how", ["itself", "view", "numpy", "storage", "of the last parameter"])
 def test_own_gradients_that_are_kept(how: str) -> None:
-    run_ranks(_of_kind, 2, False, _kept_over_steps, how)
+    run_ranks(of_kind, 2, False, _kept_over_steps, how)
