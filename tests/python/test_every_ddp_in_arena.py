@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from harness import assert_clean_exits, expect_error, on_gloo, run_fresh_processes
+from horon import _ddp_in_arena
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel as DDP
@@ -85,6 +86,8 @@ def _in_two_models(rank: int, world_size: int) -> None:
     """Layers that two models have in common, which take part in one backward pass."""
     shared, reference = _base(), _base()
     models = [DDP(shared), DDP(nn.Sequential(shared, nn.Tanh()))]
+    # The second would copy the first one's views, while they are averaged.
+    assert all(_ddp_in_arena._passes_of(model) is None for model in models)
     for step in range(STEPS):
         shared.zero_grad()
         reference.zero_grad()
