@@ -127,10 +127,15 @@ TEST_CASE("hosts: parts are all of it, and differ by one at most") {
   }
 }
 
-TEST_CASE("hosts: all kinds, dtypes and sizes") {
-  for (const Make& make : makers()) {
-    test_all_kinds(make, Order::kAny);
-  }
+// A case each: they are the longest of all.
+TEST_CASE("hosts: all kinds, dtypes and sizes, pairs") {
+  test_all_kinds(maker(pairs), Order::kAny);
+}
+TEST_CASE("hosts: all kinds, dtypes and sizes, in turn") {
+  test_all_kinds(maker(in_turn), Order::kAny);
+}
+TEST_CASE("hosts: all kinds, dtypes and sizes, last alone") {
+  test_all_kinds(maker(last_alone), Order::kAny);
 }
 TEST_CASE("hosts: all dtypes and ops") {
   for (const Make& make : makers()) {
