@@ -12,6 +12,8 @@
 namespace horon::torch_backend {
 namespace {
 
+constexpr auto kNever = std::chrono::steady_clock::time_point::max();
+
 // Of no use to c10d::Work without a title.
 std::optional<std::vector<at::Tensor>> profiled(const char* title,
                                                 const std::vector<at::Tensor>& inputs) {
@@ -51,8 +53,11 @@ bool HoronWork::leave_to_threads(Group& group) const {
   return origin_.mover == Mover::kMessages ? group.p2p()->watch() : group.lane()->hand_over();
 }
 
-void HoronWork::help_here(Group& group) const {
-  const auto is_done = [this] { return is_finished(); };
+void HoronWork::help_here(Group& group, std::chrono::steady_clock::time_point give_up) const {
+  const bool has_limit = give_up != kNever;
+  const auto is_done = [&] {
+    return is_finished() || (has_limit && std::chrono::steady_clock::now() >= give_up);
+  };
   if (origin_.mover == Mover::kMessages) {
     group.p2p()->help_until(is_done, interrupt_check(), this);
   } else {
@@ -62,19 +67,19 @@ void HoronWork::help_here(Group& group) const {
 
 bool HoronWork::wait(std::chrono::milliseconds timeout) {
   const InterruptScope interrupts;
+  const auto give_up = timeout > kNoTimeout ? std::chrono::steady_clock::now() + timeout : kNever;
   if (const auto group = origin_.group.lock(); group != nullptr && !is_finished()) {
     group->check_process("wait");
     try {
-      // With a limit, the group's threads do it: what runs here could not be given up in time.
+      // With a limit, the group's threads do it: a collective that runs here could not be given up
+      // in time.
       if (timeout <= kNoTimeout || !leave_to_threads(*group)) {
-        help_here(*group);
+        help_here(*group, give_up);
       }
     } catch (...) {
       rethrow_translated();
     }
   }
-  const auto give_up = timeout > kNoTimeout ? std::chrono::steady_clock::now() + timeout
-                                            : std::chrono::steady_clock::time_point::max();
   const auto* check_interrupt = interrupt_check();
   std::unique_lock lock(mutex_);
   while (!completed_) {
@@ -124,7 +129,7 @@ c10::intrusive_ptr<c10::ivalue::Future> HoronWork::getFuture() {
     const bool is_alone = origin_.mover == Mover::kLane && group->lane()->on_progress_thread();
     if (is_alone || !leave_to_threads(*group)) {
       const WithoutGil no_gil;
-      help_here(*group);
+      help_here(*group, kNever);
     }
   }
   c10::intrusive_ptr<c10::ivalue::Future> future;

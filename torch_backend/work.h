@@ -70,7 +70,8 @@ class HoronWork : public c10d::Work {
   // Has the group's threads run it; false if the system gives none.
   bool leave_to_threads(Group& group) const;
   // Runs it, and what comes before it, on this thread, unless others are at it already.
-  void help_here(Group& group) const;
+  // Until it has finished, or for about as long as that.
+  void help_here(Group& group, std::chrono::steady_clock::time_point give_up) const;
   void mark_future(const c10::intrusive_ptr<c10::ivalue::Future>& future) const;
 
   const Origin origin_;

@@ -577,7 +577,9 @@ void P2pEngine::close(const Deadline& drain_until, const std::string& reason) {
     return thread.get_id() == std::this_thread::get_id();
   };
   const bool on_own_thread = is_own(background_);
-  if (!on_own_thread) {
+  if (!background_.joinable()) {
+    drain_here(drain_until, lock);
+  } else if (!on_own_thread) {
     sends_drained_.wait_until(lock, drain_until.at(), [&] { return !is_sending(); });
   }
   pump();  // the last acknowledgements

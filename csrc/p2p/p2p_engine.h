@@ -21,7 +21,8 @@
 // asks for something to be watched may go on to wait for it without coming by here, and would wait
 // for its own thread: another one takes its place, and it ends when it has come back. A caller that
 // waits counts as none while a callback keeps it, and what has finished behind that callback is
-// anybody's to deliver.
+// anybody's to deliver. Where the system gives no thread, callers look after deaths and deadlines,
+// too.
 //
 // Note [Messages between hosts]
 // Rings and connections carry the same frames, so that a receive from any source meets whatever
@@ -171,6 +172,10 @@ class P2pEngine : public std::enable_shared_from_this<P2pEngine> {
   bool replace_background();
   void join_ended();
   void background_loop();
+  // Where there is no background thread: looks around in its place, now and then.
+  void stand_in();
+  // The same, until nothing is being sent any more.
+  void drain_here(const Deadline& deadline, std::unique_lock<std::mutex>& lock);
   // The loop of help_until(). What it throws may come with the lock or without.
   void help(FunctionRef<bool()> is_done, const std::function<void()>* check_interrupt,
             const void* waiter, std::unique_lock<std::mutex>& lock);
@@ -209,6 +214,7 @@ class P2pEngine : public std::enable_shared_from_this<P2pEngine> {
   bool background_counts_ = false;   // as one of the doorbell's waiters
   std::string closed_;               // not empty: why nothing can be started
   bool has_news_ = false;            // of peers, from sockets: look_around() is due
+  Clock::time_point next_look_;      // around, by time
   bool has_said_end_ = false;        // to peers on other hosts
   bool stop_thread_ = false;
   std::thread background_;

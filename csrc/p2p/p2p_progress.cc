@@ -220,7 +220,40 @@ void P2pEngine::deliver(std::unique_lock<std::mutex>& lock, Caller caller) {
 void P2pEngine::poll() {
   std::unique_lock lock(mutex_);
   pump();
+  stand_in();
   deliver(lock);
+}
+
+void P2pEngine::stand_in() {
+  if (background_.joinable() || !is_busy()) {
+    return;
+  }
+  const Clock::time_point now = Clock::now();
+  if (next_look_ == Clock::time_point{}) {
+    next_look_ = now + kLookAround;
+  } else if (now >= next_look_) {
+    look_around();
+    next_look_ = Clock::now() + kLookAround;
+  }
+}
+
+void P2pEngine::drain_here(const Deadline& deadline, std::unique_lock<std::mutex>& lock) {
+  RankWords& own = segment_->words(peers_->rank);
+  while (true) {
+    const std::uint32_t seen = own.doorbell.load(std::memory_order_seq_cst);
+    pump();
+    stand_in();
+    deliver(lock);
+    if (!is_sending() || deadline.has_passed()) {
+      return;
+    }
+    own.doorbell_waiters.fetch_add(1, std::memory_order_seq_cst);
+    const auto limit = arm_sockets(kLookAround);
+    lock.unlock();
+    sleep_while(own, seen, limit);
+    lock.lock();
+    own.doorbell_waiters.fetch_sub(1, std::memory_order_relaxed);
+  }
 }
 
 void P2pEngine::help_until(FunctionRef<bool()> is_done,
@@ -301,6 +334,9 @@ void P2pEngine::help(FunctionRef<bool()> is_done, const std::function<void()>* c
       }
     }
     lock.lock();
+    if (has_slept || round % kRoundsPerLook == 1) {
+      stand_in();
+    }
     if (has_slept && waiter != nullptr) {
       awaited = awaited ? awaited : find_awaited(waiter);
       if (awaited) {
@@ -314,11 +350,11 @@ void P2pEngine::background_loop() {
   name_this_thread("horon-p2p");
   WaitPolicy policy(peers_->is_crowded);
   RankWords& own = segment_->words(peers_->rank);
-  Clock::time_point next_look = Clock::now() + kLookAround;
   Clock::time_point last_busy = Clock::now();
   std::uint64_t calls_seen = 0;
   const auto is_alone = [&] { return helpers_.load(std::memory_order_relaxed) == 0; };
   std::unique_lock lock(mutex_);
+  next_look_ = Clock::now() + kLookAround;
   while (!stop_thread_ && on_background_thread()) {
     const Clock::time_point now = Clock::now();
     if (is_busy()) {
@@ -327,9 +363,9 @@ void P2pEngine::background_loop() {
       became_busy_.wait(lock, [&] { return stop_thread_ || has_work(); });
       last_busy = Clock::now();
     }
-    if (now >= next_look) {
+    if (now >= next_look_) {
       look_around();
-      next_look = Clock::now() + kLookAround;
+      next_look_ = Clock::now() + kLookAround;
     }
     const std::uint32_t seen = own.doorbell.load(std::memory_order_seq_cst);
     // Not while callers come and go: they move their messages themselves.

@@ -1,14 +1,19 @@
 // Who moves messages: callers that wait, and the background thread.
+#include <sys/resource.h>
+#include <unistd.h>
+
 #include <atomic>
 #include <cstdlib>
 #include <fstream>
 #include <functional>
 #include <iostream>
 #include <string>
+#include <system_error>
 #include <thread>
 
 #include "catch.h"
 #include "core/nesting.h"
+#include "in_child.h"
 #include "p2p/p2p_engine.h"
 #include "p2p_endpoint.h"
 
@@ -80,6 +85,26 @@ int n_threads() {
   return count;
 }
 
+// From now on the system gives no thread. In a child only: threads that wait for ever take the
+// stacks that ended ones have left.
+bool take_threads_away() {
+  std::ifstream in("/proc/self/statm");
+  std::size_t pages = 0;
+  in >> pages;
+  const rlimit limit{pages * 4096 + (1 << 20), RLIM_INFINITY};
+  if (::setrlimit(RLIMIT_AS, &limit) != 0) {
+    return false;
+  }
+  for (int i = 0; i < 100; ++i) {
+    try {
+      std::thread([] { ::pause(); }).detach();
+    } catch (const std::system_error&) {
+      return true;
+    }
+  }
+  return false;
+}
+
 }  // namespace
 
 TEST_CASE("p2p progress: a ping-pong of callers that move their messages themselves") {
@@ -136,6 +161,47 @@ TEST_CASE("p2p progress: a wait ends with the engine, with poison and with a dea
   const auto late = b.receive(0, 1, 4, soon());
   REQUIRE_THROWS_AS(late->help(b.engine()), TimeoutError);
   REQUIRE_THROWS_AS(b.receive(0, 2, 4)->help(b.engine()), GroupError);
+}
+
+TEST_CASE("p2p progress: where the system gives no thread, callers see deaths and deadlines") {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  return;  // the sanitizers need the address space that is taken away below
+#endif
+  enum class End { kDeath, kDeadline, kPollDeath, kBufferedAtClose };
+  for (const End end : {End::kDeath, End::kDeadline, End::kPollDeath, End::kBufferedAtClose}) {
+    INFO(static_cast<int>(end));
+    REQUIRE(in_child([&] {
+              LocalGroup group(2);
+              group.make_mortal();
+              Endpoint a(group, 0);
+              Endpoint b(group, 1);
+              const Bytes small = message(1, 4);
+              if (!take_threads_away()) {
+                return 10;
+              }
+              const int n_before = n_threads();
+              if (end == End::kBufferedAtClose) {  // done when nobody has met it for a second
+                const auto sent = a.send(1, 1, small);
+                a.engine().close(patient(), "closed by the test");
+                return n_threads() == n_before && sent->is_done() && !sent->error() ? 0 : 1;
+              }
+              const auto received = a.receive(1, 1, 4, end == End::kDeadline ? soon() : patient());
+              if (end != End::kDeadline) {
+                group.kill(1);
+              }
+              if (end == End::kPollDeath) {
+                while (!received->is_done()) {
+                  a.engine().poll();
+                }
+              } else {
+                a.engine().help_until([&] { return received->is_done(); }, nullptr);
+              }
+              const std::exception_ptr error = received->error();
+              const bool is_right =
+                  end == End::kDeadline ? threw<TimeoutError>(error) : threw<PeerLostError>(error);
+              return n_threads() == n_before && is_right ? 0 : 1;
+            }) == 0);
+  }
 }
 
 TEST_CASE("p2p progress: polling alone brings a message to its end") {

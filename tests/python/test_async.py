@@ -353,6 +353,17 @@ def _no_thread(rank: int, world_size: int, how: str) -> None:
         work = dist.isend(message, 1) if rank == 0 else dist.irecv(message, 0)
         work.wait(timedelta(seconds=20))
         assert message.tolist() == [7.0] * 5
+    elif how == "message that is given up":
+        message = torch.full((5,), 7.0) if rank == 0 else torch.zeros(5)
+        if rank == 1:
+            work = dist.irecv(message, 0)
+            with pytest.raises(RuntimeError, match="Timed out waiting 300ms"):
+                work.wait(timedelta(seconds=0.3))
+        dist.all_reduce(tensor)
+        if rank == 0:
+            work = dist.isend(message, 1)
+        work.wait()
+        assert message.tolist() == [7.0] * 5
     else:
         work = dist.all_reduce(tensor, async_op=True)
         if how == "future":
@@ -365,7 +376,7 @@ def _no_thread(rank: int, world_size: int, how: str) -> None:
     dist.destroy_process_group()
 
 
-@pytest.mark.parametrize("how", ["future", "wait with a limit", "message"])
+@pytest.mark.parametrize("how", ["future", "wait with a limit", "message", "message that is given up"])
 def test_operations_end_where_the_system_gives_no_thread(how: str) -> None:
     gloo_lacks("has its threads from the start")
     assert_clean_exits(run_fresh_processes(_no_thread, 2, how, group_timeout_s=25, timeout=60))
