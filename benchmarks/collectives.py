@@ -16,7 +16,7 @@ backend that does nothing, without a flight recorder); noop (a third-party backe
 call); noop-work (the same, but it tells the flight recorder that operations have ended, as horon does); noop-meet (the
 same, but all-reduces, barriers and messages wait for the other ranks' counters, and for nothing else: the floor of a
 call that depends on the others); memcpy (each rank copies what it would receive); memcpy-all (each rank copies the
-larger side of the call).
+larger side of the call); pass (each rank reads and rewrites the larger side once, in place).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ kBatchSeconds = 0.02
 kBatchCalls = (8, 1000)  # least and most calls of a small batch
 kLeastRounds = 5
 kDividesTensor = ("all_gather", "reduce_scatter", "all_to_all", "gather", "scatter")
-kReferences = (*noop.kMovesNothing, "memcpy", "memcpy-all")
+kReferences = (*noop.kMovesNothing, "memcpy", "memcpy-all", "pass")
 
 
 @dataclass(frozen=True)

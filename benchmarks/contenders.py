@@ -186,6 +186,21 @@ class Memcpy(BaseContender):
         return partial(_copy, torch.zeros_like(source), source, calls_per_sample(collective))
 
 
+class OnePass(BaseContender):
+    """All ranks read and rewrite the larger of input and output once, in place, at the same time.
+
+    As much memory has to move for a reduction in place, and for a copy from one tensor into another of that size.
+    """
+
+    name = "pass"
+    is_checked = False
+
+    def call(self, collective: str, buffers: Buffers, index: int) -> Call | None:
+        if collective == "barrier":
+            return None
+        return partial(max(buffers.input, buffers.output, key=torch.Tensor.numel).mul_, 1.0)
+
+
 def receives_nothing() -> None:
     """Stands for a rank that takes no part; its samples are left out."""
 
@@ -214,6 +229,8 @@ def make_contenders(names: Sequence[str]) -> tuple[dict[str, Contender], dict[st
         try:
             if name in ("memcpy", "memcpy-all"):
                 made[name] = Memcpy(name)
+            elif name == "pass":
+                made[name] = OnePass()
             elif name == "horon-arena":
                 made[name] = HoronArena(group("horon"))
             elif name == "horon-op":

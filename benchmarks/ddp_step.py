@@ -11,6 +11,8 @@ with its own copy of the model, and take turns, block by block; all ranks start 
     gloo, horon  DDP on that backend, unmodified
     horon-arena  DDP on horon, with horon.ddp_in_arena(model)
     horon-after  the same with HORON_REDUCE_WHILE_MADE=off; on request
+    meet         bare, but the ranks wait for each other after each backward pass, by a counter in shared memory: what
+                 it costs on this machine that one of them is slower; on request
 
 Speed is the median over the rounds of bare's step / the variant's step, each the median of its block on all ranks.
 `alone` is the time of all-reducing tensors of the buckets' sizes with nothing else to do; `exposed` is how much longer
@@ -41,7 +43,8 @@ from contenders import Unavailable, new_group
 from torch import nn
 
 kVariants = ("bare", "noop", "gloo", "horon", "horon-arena")
-kOnRequest = ("horon-after",)
+kOnRequest = ("horon-after", "meet")
+kReduceNothing = ("bare", "meet", "noop")
 kInArena = ("horon-arena", "horon-after")
 kModels = ("mlp", "small-layers")
 kMlpSizes: tuple[int, ...] = (1024, 2048, 2048, 1024, 150)
@@ -123,7 +126,9 @@ class Variant:
         self.empty: Callable[[int], torch.Tensor] = torch.empty
         self.module, self._make_batch = make_model(model_name)
         self.parameters = sum(p.numel() for p in self.module.parameters())
-        if name != "bare":
+        if name == "meet":
+            self.group = self._new_noop_group("noop-meet")
+        elif name != "bare":
             self._wrap(name, plan.gradient_as_bucket_view)
         self._optimizer = torch.optim.SGD(self.module.parameters(), lr=1e-3)
         torch.manual_seed(dist.get_rank() + 1)  # every rank has its own data
@@ -136,9 +141,8 @@ class Variant:
             for needed in ("ddp_in_arena", "empty"):
                 if not hasattr(horon, needed):
                     raise Unavailable(f"this horon has no horon.{needed}")
-        if name == "noop" and not noop.is_built():
-            raise Unavailable("its C++ part did not compile")
-        self.group = new_group("horon" if name in kInArena else name)
+        in_arena = name in kInArena
+        self.group = self._new_noop_group(name) if name == "noop" else new_group("horon" if in_arena else name)
         ddp = nn.parallel.DistributedDataParallel(
             self.module, process_group=self.group, gradient_as_bucket_view=gradient_as_bucket_view
         )
@@ -149,6 +153,12 @@ class Variant:
             self.empty = horon.empty
         self.module = ddp
 
+    @staticmethod
+    def _new_noop_group(name: str) -> dist.ProcessGroup:
+        if not noop.is_built():
+            raise Unavailable("its C++ part did not compile")
+        return new_group(name)
+
     def step(self) -> Step:
         inputs, targets = next(self._batches)
         now = time.perf_counter_ns
@@ -157,6 +167,8 @@ class Variant:
         loss = nn.functional.mse_loss(self.module(inputs), targets)
         after_forward = now()
         loss.backward()  # type: ignore[no-untyped-call]
+        if self.name == "meet":
+            dist.barrier(self.group)
         after_backward = now()
         self._optimizer.step()
         ended = now()
@@ -172,7 +184,7 @@ class Variant:
 
     def check(self) -> None:
         """Raises unless all ranks have the same parameters."""
-        if self.name in ("bare", "noop"):
+        if self.name in kReduceNothing:
             return
         mine = torch.cat([p.detach().flatten() for p in self.module.parameters()])
         theirs = mine.clone()
@@ -221,7 +233,7 @@ def _measure_model(model: str, plan: Plan, n_ranks: int, skipped: dict[str, str]
         for _ in range(kWarmUpSteps):
             variant.step()
         variant.check()
-    talking = {v.name: Communication(v) for v in variants if v.name not in ("bare", "noop")}
+    talking = {v.name: Communication(v) for v in variants if v.name not in kReduceNothing}
 
     steps: dict[str, list[list[Step]]] = {variant.name: [] for variant in variants}  # by round
     alone_ms: dict[str, list[float]] = {name: [] for name in talking}
@@ -346,7 +358,7 @@ def parse_arguments() -> argparse.Namespace:
 def main() -> int:
     arguments = parse_arguments()
     machine = common.machine_info("benchmarks/ddp_step.py")
-    if "noop" in arguments.variants:
+    if {"noop", "meet"} & set(arguments.variants):
         os.environ.update(noop.environment())
     plan = Plan(
         tuple(arguments.models),

@@ -22,6 +22,7 @@ _REFERENCES: dict[str, Any] = {
     "noop-meet": {"linestyle": (0, (1, 8))},
     "memcpy": {"linestyle": "--"},
     "memcpy-all": {"linestyle": "-."},
+    "pass": {"linestyle": ":"},
 }
 
 
