@@ -61,9 +61,9 @@ test: $(STAMPS)/horon $(STAMPS)/test build-tests
 	$(BIN)/python -m pytest tests/python $(PYTEST_ARGS) || status=1; \
 	exit $$status
 
-# What a second version of torch is tested with.
+# What a second version of torch is tested with: all but what is long and has little to do with torch.
 test-main: $(STAMPS)/horon $(STAMPS)/test
-	$(BIN)/python -m pytest tests/python -m "not slow and not torch_suite" $(PYTEST_ARGS)
+	$(BIN)/python -m pytest tests/python -m "not slow and not torch_suite and not any_torch" $(PYTEST_ARGS)
 
 test-python: $(STAMPS)/horon $(STAMPS)/test
 	$(BIN)/python -m pytest tests/python $(PYTEST_ARGS)

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from harness import assert_clean_exits, on_gloo, run_fresh_processes
 from test_horovod_run_hosts import path_with_ssh  # noqa: F401  (a fixture)
 
-pytestmark = pytest.mark.skipif(on_gloo(), reason="horon's own")
+pytestmark = [pytest.mark.any_torch, pytest.mark.skipif(on_gloo(), reason="horon's own")]
 
 _TIMEOUT_S = 120
 _KILLED = -signal.SIGKILL

@@ -14,7 +14,7 @@ import pytest
 from harness import on_gloo
 from test_horovod_run_hosts import path_with_ssh  # noqa: F401  (a fixture)
 
-pytestmark = pytest.mark.skipif(on_gloo(), reason="horon's own")
+pytestmark = [pytest.mark.any_torch, pytest.mark.skipif(on_gloo(), reason="horon's own")]
 
 _TIMEOUT_S = 150
 

@@ -22,7 +22,7 @@ import psutil
 import pytest
 from harness import on_gloo
 
-pytestmark = pytest.mark.skipif(on_gloo(), reason="horon's own")
+pytestmark = [pytest.mark.any_torch, pytest.mark.skipif(on_gloo(), reason="horon's own")]
 
 TIMEOUT_S = 100
 

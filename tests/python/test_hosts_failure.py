@@ -17,7 +17,7 @@ import torch.distributed as dist
 from harness import TORCH_VERSION, assert_clean_exits, expect_error, on_gloo, run_fresh_processes
 from host_groups import join
 
-pytestmark = pytest.mark.skipif(on_gloo(), reason="gloo: says which socket was closed")
+pytestmark = [pytest.mark.any_torch, pytest.mark.skipif(on_gloo(), reason="gloo: says which socket was closed")]
 
 HOSTS = [0, 0, 1, 1]
 """Of each rank."""

@@ -26,6 +26,8 @@ if not on_gloo():
     import horon.where
     from horon import _C
 
+pytestmark = pytest.mark.any_torch
+
 _SOON = {"HORON_STALL_CHECK_TIME_SECONDS": "1"}
 _LATE_S = 4  # long enough for a report on a machine that is busy
 _REPORT = re.compile(r"has waited \d+ s for ")
