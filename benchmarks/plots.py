@@ -147,3 +147,38 @@ def plot_cases(path: Path, title: str, medians: Mapping[str, Mapping[str, float]
     panels[0].legend(frameon=False)
     figure.savefig(path, dpi=120)
     pyplot.close(figure)
+
+
+def plot_shares(path: Path, title: str, lines: Sequence[tuple[str, float, float | None]]) -> None:
+    """Writes a dot for each line, and a bar for what is best where it is known; at 1 the line is reached.
+
+    Args:
+        path: The image; its suffix gives the format.
+        title: One line above the panel.
+        lines: Label, share of what was asked, and the best share that anybody could have.
+    """
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(9, 1.2 + 0.17 * len(lines)), layout="constrained")
+    figure.suptitle(title, fontsize=10)
+    places = range(len(lines))
+    shares = [share for _, share, _ in lines]
+    best = [(place, share) for place, (_, _, share) in enumerate(lines) if share is not None]
+    colors = [_PEERS[1] if share >= 1 else _SUBJECT["color"] for share in shares]
+    axes.axvline(1, color="#444444", linewidth=0.8)
+    axes.scatter([share for _, share in best], [place for place, _ in best], marker="|", s=60, color="#777777")
+    axes.scatter(shares, list(places), s=16, color=colors, zorder=3)
+    axes.set_xscale("log", base=2)
+    axes.set_xlim(1 / 16, 16)
+    ticks = [2.0**power for power in range(-4, 5)]
+    axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+    axes.set_xlabel("of what was asked: 1 is reached; grey: the most that was possible in this run")
+    axes.set_yticks(list(places), [label for label, _, _ in lines], fontsize=6)
+    axes.set_ylim(len(lines) - 0.5, -0.5)
+    axes.grid(True, axis="x", alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, dpi=130)
+    pyplot.close(figure)

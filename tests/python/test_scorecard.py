@@ -62,3 +62,35 @@ def test_every_line_belongs_to_a_run_and_asks_for_one_thing(scorecard: Any) -> N
         assert (line.yardstick is None) == (not line.yardstick_name), line.what
     names = [line.what for line in scorecard.kLines]
     assert len(set(names)) == len(names)
+
+
+class _Asked:
+    """Results that are all alike, and remember of which run they were asked."""
+
+    def __init__(self) -> None:
+        self.runs: set[str] = set()
+
+    def us(self, run: str, *_: Any) -> float:
+        self.runs.add(run)
+        return 1.0
+
+    def timing(self, run: str, *_: Any) -> dict[str, float]:
+        self.runs.add(run)
+        return {"p99_over_median": 1.0}
+
+    def times_mpi(self, *_: Any) -> float:
+        self.runs.add("cpp")
+        return 1.0
+
+    def speed(self, *_: Any) -> float:
+        self.runs.add("ddp")
+        return 1.0
+
+
+def test_figures_and_yardsticks_of_a_line_are_of_its_own_run(scorecard: Any) -> None:
+    for line in scorecard.kLines:
+        for figure in (line.measured, line.yardstick):
+            if figure is not None:
+                asked = _Asked()
+                figure(asked)
+                assert asked.runs == {line.run}, line.what
