@@ -13,7 +13,7 @@ template <typename Body>
 int in_child(const Body& body) {
   const pid_t child = ::fork();
   if (child == 0) {
-    ::alarm(30);
+    ::alarm(300);
     ::_exit(body());
   }
   int status = 0;

@@ -351,7 +351,7 @@ TEST_CASE("tcp control: a forked child does not keep a dead rank's connection op
     expect(::pipe(pipe_ends) == 0, "pipe");
     const pid_t child = ::fork();
     if (child == 0) {
-      ::alarm(60);
+      ::alarm(300);
       char byte = 0;
       (void)!::read(pipe_ends[0], &byte, 1);  // lives on until the parent is done
       ::_exit(0);
