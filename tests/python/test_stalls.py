@@ -14,6 +14,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 import torch.distributed as dist
@@ -344,13 +345,14 @@ def test_a_process_on_another_host_that_may_not_be_asked_is_named_all_the_same(t
 def _stopped_on_another_host(rank: int, world_size: int, path: str) -> None:
     join(rank, [0, 1], path)
     if rank == 0:
-        pid = int(store().get("pid"))
-        os.kill(pid, signal.SIGSTOP)
-        store().set("go", "")
-        threading.Timer(2 * _LATE_S, os.kill, (pid, signal.SIGCONT)).start()
+        stopped = psutil.Process(int(store().get("pid")))
+        while stopped.status() != psutil.STATUS_STOPPED:
+            time.sleep(0.01)
+        threading.Timer(2 * _LATE_S, stopped.send_signal, (signal.SIGCONT,)).start()
     else:
         store().set("pid", str(os.getpid()))
-        store().wait(["go"])  # and so is stopped before the barrier
+        # By itself, before the barrier: whoever is stopped while it reads the store keeps the others out of it.
+        os.kill(os.getpid(), signal.SIGSTOP)
     dist.barrier()
     dist.destroy_process_group()
 
