@@ -10,10 +10,11 @@ less than any implementation has to do. Where the yardstick misses the line, too
 The yardsticks:
 
     meet    a backend of torch.distributed that moves nothing: its ranks count up in shared memory and wait for each
-            other (noop-meet). Strict where each rank has a core; with fewer, one that places its ranks may be faster.
+            other (noop-meet). With more ranks than cores one that places its ranks may be faster: "meet, not strict" is
+            for comparison, and puts nothing out of reach.
     noop    a backend that returns at once
     pass    all ranks read and rewrite their tensor once, in place, at the same time: so much memory has to move
-    bare    the model without DDP, whose ranks wait for each other after each backward pass
+    waits   the model without DDP, whose ranks wait for each other after each backward pass
 
 Verdicts: reached; missed; out of reach (missed, and the yardstick misses it, too). A single run of a noisy machine:
 figures near a line fall on either side of it.
@@ -76,6 +77,7 @@ class Line:
     at_most: float | None = None
     yardstick: Callable[[Results], float] | None = None
     yardstick_name: str = ""
+    is_strict: bool = True  # nobody can be better than the yardstick
 
     def holds(self, value: float) -> bool:
         return not (
@@ -230,10 +232,10 @@ def _other_calls() -> Iterator[Line]:
 
 
 def _many_ranks() -> Iterator[Line]:
-    op = "all_reduce"
+    op, loose = "all_reduce", "meet, not strict"
 
-    def spread(run: str, size_bytes: int, contender: str) -> Callable[[Results], float]:
-        return lambda r: float(r.timing(run, op, size_bytes, contender)["p99_over_median"])
+    def spread(run: str, size_bytes: int) -> Callable[[Results], float]:
+        return lambda r: float(r.timing(run, op, size_bytes, "horon")["p99_over_median"])
 
     def of_mpi(n_ranks: int, size_bytes: int) -> Callable[[Results], float]:
         return lambda r: r.times_mpi(n_ranks, size_bytes)
@@ -246,17 +248,16 @@ def _many_ranks() -> Iterator[Line]:
             yield Line("cpp", f"{label}, without PyTorch: x Open MPI", measured, 2 if size == 16 * _MIB else 1)
             if size <= _KIB:
                 measured, best = _times(run, op, size, "horon", "mpi"), _times(run, op, size, "noop-meet", "mpi")
-                yield Line(run, f"{label}: Open MPI's time, times", measured, None, 3, best, "meet")
+                yield Line(run, f"{label}: Open MPI's time, times", measured, None, 3, best, loose, False)
             else:
                 measured = _times(run, op, size, "mpi", "horon")
                 best = None if size > 64 * _KIB else _times(run, op, size, "mpi", "noop-meet")
-                name = "" if best is None else "meet"
-                yield Line(run, f"{label}: x Open MPI", measured, 1, None, best, name)
+                name = "" if best is None else loose
+                yield Line(run, f"{label}: x Open MPI", measured, 1, None, best, name, False)
             if size <= 64 * _KIB:
                 measured, best = _times(run, op, size, "gloo", "horon"), _times(run, op, size, "gloo", "noop-meet")
-                yield Line(run, f"{label}: x Gloo", measured, 50, None, best, "meet")
-            measured, best = spread(run, size, "horon"), spread(run, size, "noop-meet")
-            yield Line(run, f"{label}: p99 / p50", measured, None, 5, best, "meet")
+                yield Line(run, f"{label}: x Gloo", measured, 50, None, best, loose, False)
+            yield Line(run, f"{label}: p99 / p50", spread(run, size), None, 5)
     yield Line(
         "busy", "4 ranks beside two busy processes, 4 B: us", lambda r: r.us("busy", op, 4, "horon"), at_most=100
     )
@@ -268,8 +269,9 @@ def _training() -> Iterator[Line]:
 
     for model, plain, arena in (("mlp", 92, 97), ("small-layers", 85, 90)):
         what = f"DDP, {model}: % of the bare model's speed"
-        yield Line("ddp", what, speed(model, "horon"), plain, None, speed(model, "noop"), "noop")
-        yield Line("ddp", f"{what}, arena", speed(model, "horon-arena"), arena, None, speed(model, "meet"), "bare")
+        for variant, asked in (("horon", plain), ("horon-arena", arena)):
+            label = f"{what}, arena" if variant == "horon-arena" else what
+            yield Line("ddp", label, speed(model, variant), asked, None, speed(model, "meet"), "waits")
 
 
 _kNames = {"mpi": "Open MPI", "gloo": "Gloo", "deepspeed": "DeepSpeed"}
@@ -278,19 +280,19 @@ kLines: tuple[Line, ...] = (*_two_ranks(), *_other_calls(), *_many_ranks(), *_tr
 
 def judge(line: Line, results: Results) -> Verdict:
     """Pure."""
-    yardstick = None
-    if line.yardstick is not None:
+
+    def figure(take: Callable[[Results], float] | None) -> float | None:
         try:
-            yardstick = line.yardstick(results)
+            return None if take is None else take(results)
         except KeyError:
-            yardstick = None
-    try:
-        measured = line.measured(results)
-    except KeyError:
+            return None
+
+    yardstick, measured = figure(line.yardstick), figure(line.measured)
+    if measured is None:
         return Verdict(line.run, line.what, line.asked, None, line.yardstick_name, yardstick, "not measured")
     if line.holds(measured):
         verdict = "reached"
-    elif yardstick is not None and not line.holds(yardstick):
+    elif line.is_strict and yardstick is not None and not line.holds(yardstick):
         verdict = "out of reach"
     else:
         verdict = "missed"

@@ -578,7 +578,14 @@ void P2pEngine::close(const Deadline& drain_until, const std::string& reason) {
   };
   const bool on_own_thread = is_own(background_);
   if (!background_.joinable()) {
-    drain_here(drain_until, lock);
+    lock.unlock();
+    help_until(
+        [&] {
+          const std::lock_guard guard(mutex_);
+          return !is_sending() || drain_until.has_passed();
+        },
+        nullptr);
+    lock.lock();
   } else if (!on_own_thread) {
     sends_drained_.wait_until(lock, drain_until.at(), [&] { return !is_sending(); });
   }

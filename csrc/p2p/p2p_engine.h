@@ -174,8 +174,6 @@ class P2pEngine : public std::enable_shared_from_this<P2pEngine> {
   void background_loop();
   // Where there is no background thread: looks around in its place, now and then.
   void stand_in();
-  // The same, until nothing is being sent any more.
-  void drain_here(const Deadline& deadline, std::unique_lock<std::mutex>& lock);
   // The loop of help_until(). What it throws may come with the lock or without.
   void help(FunctionRef<bool()> is_done, const std::function<void()>* check_interrupt,
             const void* waiter, std::unique_lock<std::mutex>& lock);

@@ -237,25 +237,6 @@ void P2pEngine::stand_in() {
   }
 }
 
-void P2pEngine::drain_here(const Deadline& deadline, std::unique_lock<std::mutex>& lock) {
-  RankWords& own = segment_->words(peers_->rank);
-  while (true) {
-    const std::uint32_t seen = own.doorbell.load(std::memory_order_seq_cst);
-    pump();
-    stand_in();
-    deliver(lock);
-    if (!is_sending() || deadline.has_passed()) {
-      return;
-    }
-    own.doorbell_waiters.fetch_add(1, std::memory_order_seq_cst);
-    const auto limit = arm_sockets(kLookAround);
-    lock.unlock();
-    sleep_while(own, seen, limit);
-    lock.lock();
-    own.doorbell_waiters.fetch_sub(1, std::memory_order_relaxed);
-  }
-}
-
 void P2pEngine::help_until(FunctionRef<bool()> is_done,
                            const std::function<void()>* check_interrupt, const void* waiter) {
   std::unique_lock lock(mutex_);

@@ -1,9 +1,6 @@
 #include "core/lane.h"
 
-#include <sys/resource.h>
-
 #include <atomic>
-#include <fstream>
 #include <future>
 #include <numeric>
 
@@ -11,6 +8,7 @@
 #include "close_lane.h"
 #include "core/nesting.h"
 #include "in_child.h"
+#include "no_threads.h"
 #include "rank_threads.h"
 #include "thread_activity.h"
 
@@ -161,11 +159,7 @@ TEST_CASE("without a thread to be had, whoever waits runs what is queued") {
   return;  // the sanitizers need the address space that is taken away below
 #endif
   REQUIRE(in_child([] {
-            std::ifstream in("/proc/self/statm");
-            std::size_t pages = 0;
-            in >> pages;
-            const rlimit limit{pages * 4096 + (1 << 20), RLIM_INFINITY};
-            if (::setrlimit(RLIMIT_AS, &limit) != 0) {
+            if (!take_threads_away()) {
               return 1;
             }
             const auto lane = std::make_shared<Lane>();

@@ -1,19 +1,16 @@
 // Who moves messages: callers that wait, and the background thread.
-#include <sys/resource.h>
-#include <unistd.h>
-
 #include <atomic>
 #include <cstdlib>
 #include <fstream>
 #include <functional>
 #include <iostream>
 #include <string>
-#include <system_error>
 #include <thread>
 
 #include "catch.h"
 #include "core/nesting.h"
 #include "in_child.h"
+#include "no_threads.h"
 #include "p2p/p2p_engine.h"
 #include "p2p_endpoint.h"
 
@@ -83,26 +80,6 @@ int n_threads() {
     }
   }
   return count;
-}
-
-// From now on the system gives no thread. In a child only: threads that wait for ever take the
-// stacks that ended ones have left.
-bool take_threads_away() {
-  std::ifstream in("/proc/self/statm");
-  std::size_t pages = 0;
-  in >> pages;
-  const rlimit limit{pages * 4096 + (1 << 20), RLIM_INFINITY};
-  if (::setrlimit(RLIMIT_AS, &limit) != 0) {
-    return false;
-  }
-  for (int i = 0; i < 100; ++i) {
-    try {
-      std::thread([] { ::pause(); }).detach();
-    } catch (const std::system_error&) {
-      return true;
-    }
-  }
-  return false;
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import sys
 from pathlib import Path
@@ -46,6 +47,12 @@ def test_a_missed_line_is_out_of_reach_only_where_its_yardstick_misses_it(
     assert (judged.asked, judged.verdict) == ("<= 1", verdict)
     assert judged.measured == pytest.approx(horon - 6.0)
     assert judged.yardstick == pytest.approx(meet - 6.0)
+
+
+def test_a_yardstick_that_can_be_beaten_puts_nothing_out_of_reach(scorecard: Any) -> None:
+    loose = dataclasses.replace(scorecard.kLines[0], is_strict=False)
+    judged = scorecard.judge(loose, _results(scorecard, horon=8.5, noop=6.0, noop_meet=7.5))
+    assert (judged.verdict, judged.yardstick) == ("missed", 1.5)
 
 
 def test_what_is_missing_is_not_measured_and_never_reached(scorecard: Any) -> None:
